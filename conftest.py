@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules for every test of the core and of the plug-ins.
+
+Skips. A test that needs something missing calls `require(...)`: it is skipped, with the line that provides what is
+missing. Under HETCCL_TEST_STRICT=1 (as in CI) a skip is a failure, so that nothing drops out of the run unseen. Only
+hardware that no installation brings may be absent then: tests marked `gpu` or `rdma`.
+
+Leftovers. A run that leaves a process or a file in /dev/shm behind has failed, whatever its tests say.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+HARDWARE = ("gpu", "rdma")
+SHM = Path("/dev/shm")
+# Taken out of the environment, so that the programs under test do not see a variable that is none of theirs.
+STRICT = os.environ.pop("HETCCL_TEST_STRICT", "") not in ("", "0")
+
+
+@pytest.fixture(scope="session")
+def require() -> Callable[[object, str, str], None]:
+    """`require(found, what, remedy)`: skips unless `found`, e.g. require(path, "oneCCL", "hetccl fetch oneccl")."""
+    return _require
+
+
+def _require(found: object, what: str, remedy: str) -> None:
+    if not found:
+        pytest.skip(f"{what} is missing; to run this test: {remedy}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    # An expected failure also reports as skipped; it did run.
+    if STRICT and report.skipped and not hasattr(report, "wasxfail") and not _needs_hardware(item):
+        _fail(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if STRICT and report.skipped and "hardware" not in collector.path.parts:
+        _fail(report)
+    return report
+
+
+def _needs_hardware(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in HARDWARE)
+
+
+def _fail(report: pytest.TestReport | pytest.CollectReport) -> None:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    report.outcome = "failed"
+    report.longrepr = f"HETCCL_TEST_STRICT: may not be skipped here. {reason}"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[_BEFORE] = _shared_memory()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    left = _children() + sorted(_shared_memory() - session.config.stash[_BEFORE])
+    session.config.stash[_LEFT] = left
+    if left and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for line in config.stash.get(_LEFT, []):
+        terminalreporter.write_line(f"LEFT BEHIND {line}", red=True)
+
+
+_BEFORE = pytest.StashKey[set[str]]()
+_LEFT = pytest.StashKey[list[str]]()
+
+
+def _children() -> list[str]:
+    """Processes that this one started and that still live; multiprocessing's own helper ends by itself."""
+    found = []
+    for listing in Path("/proc/self/task").glob("*/children"):
+        for pid in listing.read_text().split():
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if command and "multiprocessing.resource_tracker" not in command and "forkserver" not in command:
+                found.append(f"process {pid}: {command.strip()}")
+    return found
+
+
+def _shared_memory() -> set[str]:
+    """Files of hetccl, and those that a vendor's library named after a process that is gone."""
+    found = set()
+    for path in SHM.glob("*") if SHM.is_dir() else ():
+        owner = re.match(r"(\d+):", path.name)
+        if "hetccl" in path.name or (owner and not Path(f"/proc/{owner[1]}").exists()):
+            found.add(f"file {path}")
+    return found

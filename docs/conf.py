@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sphinx settings. Two things are made at build time: the page of each plug-in and the reference of all variables."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import hetccl
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+
+project = "hetccl"
+author = "the hetccl authors"
+project_copyright = author
+release = hetccl.__version__
+extensions = ["myst_parser"]
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = "hetccl"
+nitpicky = True
+
+
+def setup(app: Any) -> None:
+    app.connect("builder-inited", _generate)
+
+
+def _generate(_app: Any) -> None:
+    generated = HERE / "generated"
+    shutil.rmtree(generated, ignore_errors=True)
+    generated.mkdir()
+    for readme in sorted(ROOT.glob("plugins/*/README.md")):
+        if readme.parent.name != "_template":
+            shutil.copy(readme, generated / f"{readme.parent.name}.md")
+    (generated / "variables.md").write_text(_variables())
+
+
+def _variables() -> str:
+    from hetccl.core import config
+
+    return f"# Variables\n\nAll are read when a communicator is made.\n\n{config.render(config.variables())}"
