@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Element-wise arithmetic on host memory: the reference for every other way to combine.
+ *
+ * Compiled with -O3 -ffp-contract=off, with AVX2 and AVX-512 clones picked at load time where the compiler can. f16, bf16
+ * and fp8 compute in float32 and round to nearest even once per combination. Integers wrap. NaN propagates through min and
+ * max and comes out as the canonical quiet NaN. bool: sum and max are OR, prod and min are AND, bytes come out as 0 or 1.
+ * Rounding mode and denormal handling are set on entry and restored (torch may have changed the caller's).
+ */
+#ifndef HETCCL_COMBINE_H
+#define HETCCL_COMBINE_H
+#include <stddef.h>
+#include <stdint.h>
+
+/* Bytes of an element; 0 for an unknown dtype. */
+size_t hetccl_dtype_size(int dtype);
+
+/* 1 if hetccl_combine knows dtype with redop (sum, prod, max, min, band, bor, bxor; avg is a sum and a divisor). */
+int hetccl_can_combine(int dtype, int redop);
+
+/* For each of `count` elements: x = src[0] op src[1] op ... in that order; if divisor != 1, x = x / divisor (integers
+ * truncate toward zero); x goes to every dst. n_src >= 1, 1 <= n_dst <= 8; a dst may be the same address as a src, but not
+ * overlap it otherwise. Pointers need only the element's own alignment, and work unaligned too. The case of two sources
+ * and one or two destinations is the hot one. Returns an hetccl_status. */
+int hetccl_combine(void *const *dst, int n_dst, const void *const *src, int n_src, size_t count, int dtype, int redop,
+                   double divisor);
+#endif
