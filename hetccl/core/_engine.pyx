@@ -1,0 +1,553 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine as Python sees it: compiled plans, a communicator's C half, works in flight. No policy lives here."""
+
+cimport cython
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport int32_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport strncpy
+
+from hetccl.core._engine cimport *
+from hetccl.spi cimport *
+from hetccl.tables.ccl cimport CclTable
+from hetccl.tables.device cimport DeviceTable
+from hetccl.tables.transport cimport TransportTable
+
+from hetccl import errors
+
+cdef uint64_t SLICE_NS = 100000000  # how long a wait may go without looking for signals
+cdef uint64_t LONG_AGO = 1 << 62
+
+
+@cython.final
+cdef class CompiledPlan:
+    """A `Plan` in C arrays."""
+
+    cdef hx_plan p
+    cdef readonly object plan
+
+    def __cinit__(self, plan):
+        cdef int i, lane
+        self.plan = plan
+        self.p.op, self.p.dtype, self.p.redop, self.p.root = plan.op, plan.dtype, plan.redop, plan.root
+        self.p.units, self.p.segment = plan.units, plan.segment
+        self.p.in_blocks, self.p.out_blocks = plan.in_blocks, plan.out_blocks
+        self.p.device_blocks, self.p.host_blocks = plan.device_blocks, plan.host_blocks
+        self.p.divisor, self.p.scale_divisor = plan.divisor, plan.scale_divisor
+        self.p.n_steps, self.p.n_flows = len(plan.steps), len(plan.flows)
+        self.p.steps = <hx_step *>calloc(max(1, self.p.n_steps), sizeof(hx_step))
+        self.p.flows = <hx_flow *>calloc(max(1, self.p.n_flows), sizeof(hx_flow))
+        if self.p.steps == NULL or self.p.flows == NULL:
+            raise MemoryError
+        signals = plan.signals() | set(plan.lane(0)[len(plan.lane(0)) - 1:])  # the last tells when a segment's scratch is free again
+        for i, step in enumerate(plan.steps):
+            self.fill_step(&self.p.steps[i], step, i in signals)
+        for i, flow in enumerate(plan.flows):
+            self.fill_flow(&self.p.flows[i], flow)
+        for lane in range(2):
+            order = plan.lane(lane)
+            self.p.lane_len[lane] = len(order)
+            self.p.lane_steps[lane] = <int32_t *>calloc(max(1, len(order)), sizeof(int32_t))
+            if self.p.lane_steps[lane] == NULL:
+                raise MemoryError
+            for i, index in enumerate(order):
+                self.p.lane_steps[lane][i] = index
+        self.p.max_shift = max((s.shift for s in plan.steps), default=0)
+
+    def __dealloc__(self):
+        free(self.p.steps)
+        free(self.p.flows)
+        free(self.p.lane_steps[0])
+        free(self.p.lane_steps[1])
+
+    cdef fill_step(self, hx_step *to, step, bint signal):
+        if step.n_src > 256:
+            raise errors.UnsupportedError(
+                f"a reduction that the vendor's library lacks is composed for islands of up to 256 ranks, this one has {step.n_src}")
+        to.kind, to.lane, to.shift, to.wait_step = step.kind, step.lane, step.shift, step.wait
+        to.signal, to.root, to.n_src, to.as_bytes = signal, step.root, step.n_src, step.as_bytes
+        to.first_flow, to.n_flows = step.first_flow, step.n_flows
+        to.src, to.dst, to.len = slice_of(step.src), slice_of(step.dst), slice_of(step.len)
+        mine = self.plan.flows[step.first_flow:step.first_flow + step.n_flows]
+        uses = [(f.kind, f.channel, peer) for f in mine for peer in f.peers]
+        to.exclusive = len(set(uses)) == len(uses)
+
+    cdef fill_flow(self, hx_flow *to, flow):
+        cdef int i
+        if len(flow.peers) >= HX_FAN:
+            raise errors.UnsupportedError(f"at most {HX_FAN} islands can take part, here are {len(flow.peers) + 1}")
+        to.kind, to.channel, to.n_peers = flow.kind, flow.channel, len(flow.peers)
+        to.position, to.give_back, to.finish = flow.position, flow.give_back, flow.finish
+        to.src, to.dst = slice_of(flow.src), slice_of(flow.dst)
+        for i, peer in enumerate(flow.peers):
+            to.peer[i] = peer
+
+
+cdef hx_slice slice_of(s):
+    cdef hx_slice out
+    out.buffer, out.block, out.a, out.at, out.b, out.bt = s.buffer, s.block, s.a, s.at, s.b, s.bt
+    return out
+
+
+@cython.final
+cdef class Core:
+    """C half of one communicator on one rank.
+
+    `planner(op, dtype, redop, root, small)` makes the plan of a class; `failure(status, text, ranks)` makes the exception
+    for a status of spi.h.
+    """
+
+    cdef hx_comm *c
+    cdef dict plans
+    cdef object planner, failure
+    cdef list keep
+    cdef set in_flight
+    cdef size_t small_bytes
+    cdef readonly int plan_hits, plan_misses
+    cdef readonly dict operations
+    cdef double timeout
+    cdef bint closed, forked
+
+    def __cinit__(self, int rank, int size, planner, failure, double timeout):
+        self.c = hx_comm_new(rank, size)
+        if self.c == NULL:
+            raise MemoryError
+        self.plans, self.keep, self.in_flight, self.operations = {}, [], set(), {}
+        self.planner, self.failure, self.timeout = planner, failure, timeout
+
+    def __dealloc__(self):
+        if self.c != NULL and not self.forked:
+            if not self.closed:
+                hx_engine_remove(self.c)
+            hx_comm_free(self.c)
+
+    def set_device(self, DeviceTable device, CclTable ccl, uintptr_t ccl_comm, int island_rank, list local_mates,
+                   int local_ranks, bint check):
+        """Device and vendor library; `local_mates`: ranks of the island, this one too, that share the board."""
+        cdef int i
+        self.keep += [device, ccl]
+        self.c.dev, self.c.dev_ctx = &device.ops, device.ctx
+        self.c.ccl, self.c.ccl_ctx, self.c.ccl_comm = &ccl.ops, ccl.ctx, <void *>ccl_comm
+        self.c.host_memory = (device.ops.caps & HETCCL_DEVICE_HOST_MEMORY) != 0
+        self.c.streaming = (ccl.ops.caps & HETCCL_CCL_BLOCKING) == 0
+        self.c.island_rank = island_rank
+        self.c.n_island_local = len(local_mates)
+        self.c.island_ranks = <int32_t *>calloc(max(1, len(local_mates)), sizeof(int32_t))
+        for i, rank in enumerate(local_mates):
+            self.c.island_ranks[i] = rank
+        self.c.pauses = hetccl_wait_pauses(local_ranks)
+        self.c.check = check
+        device.ops.bind_thread(device.ctx)
+        if not self.c.host_memory:
+            device.check(device.ops.stream_create(device.ctx, &self.c.stream), "stream_create")
+
+    def set_chunk(self, size_t chunk_bytes, size_t small_bytes):
+        """Bytes of a wire message, and up to how many an all_reduce is of the latency class."""
+        self.c.chunk_bytes, self.small_bytes = chunk_bytes, small_bytes
+
+    def set_board(self, uintptr_t address, owner):
+        self.keep.append(owner)
+        self.c.board = <hx_board *>address
+
+    def add_transport(self, TransportTable transport):
+        if self.c.n_transports == 4:
+            raise errors.UnsupportedError("a communicator uses at most 4 transports at once")
+        self.keep.append(transport)
+        self.c.transports[self.c.n_transports].ops = &transport.ops
+        self.c.transports[self.c.n_transports].ctx = transport.ctx
+        self.c.n_transports += 1
+
+    def add_link(self, int peer, TransportTable transport, uintptr_t endpoint):
+        """The link for collectives with `peer`."""
+        self.c.peers[peer].ops, self.c.peers[peer].ctx = &transport.ops, transport.ctx
+        self.c.peers[peer].ep = <void *>endpoint
+        self.c.peers[peer].max_message = transport.ops.max_message
+        self.c.peers[peer].slots = (transport.ops.caps & HETCCL_TRANSPORT_SLOTS) != 0
+        self.c.peers[peer].answers = (transport.ops.caps & HETCCL_TRANSPORT_ANSWER) != 0
+
+    def add_p2p_link(self, int peer, bint outgoing, TransportTable transport, uintptr_t endpoint):
+        if hx_p2p_add_link(self.c, peer, outgoing, &transport.ops, transport.ctx, <void *>endpoint):
+            raise MemoryError
+
+    def has_p2p_link(self, int peer):
+        return bool(hx_p2p_has_link(self.c, peer))
+
+    def start(self):
+        """Lets the progress thread serve this communicator."""
+        hx_engine_add(self.c)
+
+    def set_timeout(self, double timeout):
+        self.timeout = timeout
+
+    cdef CompiledPlan lookup(self, int op, int dtype, int redop, int root, size_t nbytes):
+        cdef bint small = op == 0 and nbytes <= self.small_bytes
+        key = (<uint64_t>root << 32) | (<uint64_t>small << 24) | (redop << 16) | (dtype << 8) | op
+        found = self.plans.get(key)
+        if found is None:
+            self.plan_misses += 1
+            found = CompiledPlan(self.planner(op, dtype, redop, root, small))
+            self.plans[key] = found
+        else:
+            self.plan_hits += 1
+        return <CompiledPlan>found
+
+    def plan(self, int op, int dtype, int redop, int root, size_t nbytes):
+        """The plan that an operation of this class would run."""
+        return self.lookup(op, dtype, redop, root, nbytes).plan
+
+    cdef hx_work *collective(self, int op, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, int dtype, int redop, int root,
+                             double timeout) except NULL:
+        cdef size_t es = ITEMSIZE[dtype]
+        cdef CompiledPlan plan = self.lookup(op, dtype, redop, root, count * es)
+        cdef hx_work *w
+        self.usable()
+        w = hx_work_get(self.c, &plan.p)
+        if w == NULL:
+            raise MemoryError
+        w.inp, w.out, w.count = <char *>in_ptr, <char *>out_ptr, count
+        try:
+            if not self.c.host_memory and count:
+                if plan.p.in_blocks and self.on_host(in_ptr, plan.p.in_blocks * count * es):
+                    w.user_in = w.inp
+                if self.on_host(out_ptr, plan.p.out_blocks * count * es):
+                    w.user_out = w.out
+        except BaseException:
+            hx_work_put(self.c, w)
+            raise
+        w.deadline_ns = self.deadline(timeout)
+        return w
+
+    cdef bint on_host(self, uintptr_t ptr, size_t nbytes) except -1:
+        """Whether memory is the host's (then it is staged); refuses other devices' memory."""
+        cdef int rc = self.c.dev.owns(self.c.dev_ctx, <void *>ptr, nbytes)
+        if rc == HETCCL_UNSUPPORTED:
+            return True
+        if rc != HETCCL_OK:
+            raise errors.UsageError(f"a buffer is not memory of this rank's device: {text(self.c.dev.last_error(self.c.dev_ctx))}")
+        return False
+
+    cdef uint64_t deadline(self, double timeout):
+        return hetccl_now_ns() + <uint64_t>((timeout if timeout > 0 else self.timeout) * 1e9)
+
+    cdef int usable(self) except -1:
+        if self.forked:
+            raise errors.ClosedError("this communicator was made before a fork; only the parent may use it. "
+                                     "Create a new one in the child, or start workers with 'spawn'")
+        if self.closed:
+            raise errors.ClosedError("this communicator is closed; create a new one")
+        if self.c.failed:
+            raise self.error(self.c.failed, b"")
+        return 0
+
+    cdef object error(self, int status, const char *said):
+        cdef int i
+        ranks = tuple(self.c.fail_ranks[i] for i in range(self.c.n_fail_ranks))
+        return self.failure(status, text(said) or text(self.c.fail_text), ranks)
+
+    cdef int count_op(self, int op) except -1:
+        self.operations[op] = self.operations.get(op, 0) + 1
+        return 0
+
+    cpdef int run(self, int op, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, int dtype, int redop, int root,
+                  double timeout) except -1:
+        """One blocking collective. Addresses in bytes, count in elements as in `Communicator.run`."""
+        cdef hx_work *w = self.collective(op, in_ptr, out_ptr, count, dtype, redop, root, timeout)
+        cdef int rc
+        with nogil:
+            rc = hx_submit(self.c, w)
+        if rc:
+            hx_work_put(self.c, w)
+            raise self.error(rc, b"")
+        self.count_op(op)
+        self.drive(w)
+        rc = w.status
+        if rc:
+            said = text(self.c.fail_text)
+            hx_work_put(self.c, w)
+            raise self.failure(rc, said, self.failed_ranks())
+        hx_work_put(self.c, w)
+        return 0
+
+    cdef int drive(self, hx_work *w) except -1:
+        cdef int rc
+        while True:
+            with nogil:
+                rc = hx_drive(self.c, w, SLICE_NS)
+            if w.finished:
+                return 0
+            try:
+                PyErr_CheckSignals()
+            except BaseException:
+                # The other ranks are in the middle of it: what was interrupted cannot go on, and the memory must be left alone.
+                with nogil:
+                    hx_fail(self.c, HETCCL_ABORTED, b"interrupted by a signal")
+                    while not w.finished:
+                        hx_drive(self.c, w, SLICE_NS)
+                raise
+
+    cpdef Work post(self, int op, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, int dtype, int redop, int root, int tag,
+                    double timeout, object keep):
+        """Starts an operation. `keep` is held until it has ended. Send and receive: `root` is the peer (-1: any)."""
+        cdef hx_work *w
+        cdef Work work = Work.__new__(Work)
+        cdef int rc
+        if op >= 5:
+            w = self.point_to_point(op == 5, in_ptr if op == 5 else out_ptr, count * ITEMSIZE[dtype], root, tag, timeout)
+        else:
+            w = self.collective(op, in_ptr, out_ptr, count, dtype, redop, root, timeout)
+        work.core, work.w, work.keep = self, w, keep
+        w.asynchronous, w.owner = 1, <void *>work
+        self.in_flight.add(work)
+        with nogil:
+            rc = hx_submit(self.c, w)
+            if rc == 0:
+                hx_engine_kick()
+        if rc:
+            self.in_flight.discard(work)
+            raise self.error(rc, b"")
+        self.count_op(op)
+        return work
+
+    cdef hx_work *point_to_point(self, bint sending, uintptr_t ptr, size_t nbytes, int peer, int tag, double timeout) except NULL:
+        cdef hx_work *w
+        self.usable()
+        w = hx_work_get(self.c, NULL)
+        if w == NULL:
+            raise MemoryError
+        w.sending, w.peer, w.tag, w.nbytes = sending, peer, tag, nbytes
+        w.inp = w.out = <char *>ptr
+        w.p2p_ptr, w.p2p_staging = <char *>ptr, NULL
+        w.deadline_ns = self.deadline(timeout)
+        try:
+            if not self.c.host_memory and nbytes and not self.on_host(ptr, nbytes):
+                self.stage(w)
+        except BaseException:
+            hx_work_put(self.c, w)
+            raise
+        return w
+
+    cdef int stage(self, hx_work *w) except -1:
+        """Device memory travels through pinned memory of its own."""
+        cdef int rc = self.c.dev.host_alloc(self.c.dev_ctx, w.nbytes, <void **>&w.p2p_staging)
+        if rc == 0 and w.n_events == 0:
+            rc = self.c.dev.event_create(self.c.dev_ctx, &w.events[0])
+            w.n_events = rc == 0
+        if rc == 0 and w.sending:
+            rc = self.c.dev.copy_async(self.c.dev_ctx, w.p2p_staging, w.inp, w.nbytes, self.c.stream)
+            if rc == 0:
+                rc = self.c.dev.event_record(self.c.dev_ctx, w.events[0], self.c.stream)
+        if rc:
+            raise errors.VendorError(f"staging {w.nbytes} bytes failed: {text(self.c.dev.last_error(self.c.dev_ctx))}")
+        w.p2p_ptr = w.p2p_staging
+        return 0
+
+    def failed_ranks(self):
+        cdef int i
+        return tuple(self.c.fail_ranks[i] for i in range(self.c.n_fail_ranks))
+
+    def fail(self, int status, str said):
+        """Marks the communicator dead; every work in flight ends with this status."""
+        cdef bytes b = said.encode()
+        cdef const char *p = b
+        with nogil:
+            hx_fail(self.c, status, p)
+            hx_kick(self.c)
+            hx_engine_kick()
+
+    def abort(self):
+        self.c.aborted = 1
+        self.fail(HETCCL_ABORTED, "abort() was called on this rank")
+
+    @property
+    def failed(self):
+        """Status that killed the communicator, or 0."""
+        return self.c.failed
+
+    @property
+    def pending(self):
+        return self.c.pending
+
+    @property
+    def lane_abandoned(self):
+        """True if a call of a vendor library without abort was left behind: the process must leave by os._exit."""
+        return bool(self.c.lane_abandoned)
+
+    def counters(self):
+        cdef int i
+        return {
+            "vendor_calls": [self.c.vendor_calls[i] for i in range(5)],
+            "border_sent": self.c.border_sent,
+            "staged_bytes": self.c.staged_bytes,
+        }
+
+    def board_calls(self):
+        """What each rank of this host called last: (rank, op, dtype, redop, root, count, sequence)."""
+        cdef hx_entry *e
+        cdef int r
+        out = []
+        if self.c.board != NULL:
+            for r in range(self.c.size):
+                e = &self.c.board.entry[r]
+                out.append((r, e.now.op, e.now.dtype, e.now.redop, e.now.root, e.now.count, e.now.sequence))
+        return out
+
+    @property
+    def aborted_by(self):
+        """Rank that aborted, or -1."""
+        return -1 if self.c.board == NULL else <int>self.c.board.aborted_by - 1
+
+    def shut(self):
+        """After the last work. Idempotent; communicates nothing."""
+        if not self.closed and not self.forked:
+            self.closed = True
+            with nogil:
+                hx_engine_remove(self.c)
+
+    def mark_forked(self):
+        self.forked = True
+
+
+@cython.final
+cdef class Work:
+    """One operation in flight."""
+
+    cdef Core core
+    cdef hx_work *w
+    cdef object keep
+    cdef list callbacks
+    cdef bint completed
+    cdef object error
+    cdef object finish
+    cdef public object attachment  # for layers above: whatever must live as long as the work
+
+    def __dealloc__(self):
+        if self.w != NULL and not self.core.forked:
+            hx_work_put(self.core.c, self.w)
+
+    def wait(self, timeout=None):
+        """Blocks until the operation has ended, at most `timeout` seconds (None: its own deadline). Raises what it died of.
+
+        When the time is up `TimedOutError` is raised and the operation goes on.
+        """
+        cdef int rc
+        cdef uint64_t until = hetccl_now_ns() + (<uint64_t>(timeout * 1e9) if timeout else LONG_AGO)
+        cdef uint64_t now, some
+        while not self.w.finished:
+            now = hetccl_now_ns()
+            if now >= until:
+                raise errors.TimedOutError(f"the operation had not ended after {timeout} s; it goes on", phase="wait", missing=())
+            some = min(SLICE_NS, until - now)
+            with nogil:
+                rc = hx_drive(self.core.c, self.w, some)
+            if not self.w.finished:
+                PyErr_CheckSignals()
+        error = self.exception()
+        if error is not None:
+            raise error
+        self.finish_once()
+
+    def set_finish(self, finish):
+        """Runs once before `wait` returns or callbacks run: copies back into a strided original."""
+        self.finish = finish
+
+    cdef finish_once(self):
+        finish, self.finish = self.finish, None
+        if finish is not None and self.w.status == 0:
+            finish()
+
+    def is_done(self):
+        return bool(self.w.finished)
+
+    def exception(self):
+        """What the operation died of, None while it runs or if it went well."""
+        if not self.w.finished or self.w.status == 0:
+            return None
+        if self.error is None:
+            self.error = self.core.failure(self.w.status, text(self.core.c.fail_text), self.core.failed_ranks())
+        return self.error
+
+    @property
+    def source_rank(self):
+        """The rank that a receive got its message from."""
+        return self.w.source
+
+    def add_done_callback(self, fn):
+        """Calls fn(work) on the completion thread when the operation has ended; at once if it has."""
+        if self.completed:
+            fn(self)
+        elif self.callbacks is None:
+            self.callbacks = [fn]
+        else:
+            self.callbacks.append(fn)
+
+    cdef complete(self):
+        self.completed = True
+        self.finish_once()
+        self.keep = None
+        callbacks, self.callbacks = self.callbacks, None
+        self.core.in_flight.discard(self)
+        for fn in callbacks or ():
+            try:
+                fn(self)
+            except Exception:
+                import logging
+
+                logging.getLogger("hetccl").exception("a callback of a completed operation raised")
+
+
+cdef size_t ITEMSIZE[19]
+ITEMSIZE[:] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 2, 2, 1, 8, 16, 1, 1, 1, 1]
+
+
+cdef str text(const char *s):
+    return (<bytes>s).decode("utf-8", "replace") if s != NULL else ""
+
+
+def complete_some(double timeout):
+    """Hands completed works to their owners; waits up to `timeout` seconds for the first. For the completion thread."""
+    cdef hx_work *w
+    cdef Work work
+    cdef uint64_t ns = <uint64_t>(timeout * 1e9)
+    while True:
+        with nogil:
+            w = hx_completed_pop(ns)
+        if w == NULL:
+            return
+        work = <Work>w.owner  # held here: complete() may drop the last other reference
+        work.complete()
+        ns = 0
+
+
+def stop_engine():
+    with nogil:
+        hx_engine_stop()
+
+
+def after_fork():
+    hx_engine_after_fork()
+
+
+def board_bytes(int size):
+    return hx_board_bytes(size)
+
+
+def board_init(uintptr_t address, int size):
+    (<hx_board *>address).size = size
+
+
+def board_mark(uintptr_t address, int rank, int state):
+    """state 1: left, 2: lost"""
+    hx_board_mark(<hx_board *>address, rank, state)
+
+
+def board_abort(uintptr_t address, int rank):
+    hx_board_abort(<hx_board *>address, rank)
+
+
+def board_state(uintptr_t address, int rank):
+    return (<hx_board *>address).entry[rank].state
+
+
+def board_aborted_by(uintptr_t address):
+    """Rank that aborted, or -1."""
+    return <int>(<hx_board *>address).aborted_by - 1

@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Communicators: the queue of works, driving, sleeping, failing.
+ */
+#include "executor.h"
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+
+hx_comm *hx_comm_new(int rank, int size)
+{
+    hx_comm *c = calloc(1, sizeof *c);
+    if (!c)
+        return NULL;
+    c->rank = rank;
+    c->size = size;
+    c->check = 1;
+    c->peers = calloc((size_t)size, sizeof *c->peers);
+    c->kick_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_mutex_init(&c->driver, NULL);
+    if (!c->peers || c->kick_fd < 0 || hx_p2p_init(c) != HETCCL_OK) {
+        hx_comm_free(c);
+        return NULL;
+    }
+    return c;
+}
+
+static void free_work(hx_work *w)
+{
+    for (int i = 0; i < w->n_events; i++)
+        w->comm->dev->event_destroy(w->comm->dev_ctx, w->events[i]);
+    free(w->done);
+    free(w->flow);
+    free(w);
+}
+
+/* After the last work has ended. Waits for the lane thread unless its call was abandoned. */
+void hx_comm_free(hx_comm *c)
+{
+    hx_lane_stop(c);
+    hx_p2p_free(c);
+    for (hx_work *w = c->free_works, *next; w; w = next) {
+        next = w->next;
+        free_work(w);
+    }
+    if (c->dev) {
+        char *device[] = {c->device_scratch, c->staged_in, c->staged_out};
+        for (int i = 0; i < 3; i++)
+            if (device[i])
+                c->dev->free(c->dev_ctx, device[i]);
+        if (c->host_scratch)
+            c->dev->host_free(c->dev_ctx, c->host_scratch);
+        if (c->stream)
+            c->dev->stream_destroy(c->dev_ctx, c->stream);
+    }
+    if (c->kick_fd >= 0)
+        close(c->kick_fd);
+    free(c->peers);
+    free(c->island_ranks);
+    pthread_mutex_destroy(&c->lock);
+    pthread_mutex_destroy(&c->driver);
+    free(c);
+}
+
+hx_work *hx_work_get(hx_comm *c, const hx_plan *p)
+{
+    int steps = p ? p->n_steps : 0, flows = p ? p->n_flows : 0;
+    pthread_mutex_lock(&c->lock);
+    hx_work *w = c->free_works;
+    if (w)
+        c->free_works = w->next;
+    pthread_mutex_unlock(&c->lock);
+    if (!w && !(w = calloc(1, sizeof *w)))
+        return NULL;
+    w->comm = c;
+    if (w->step_cap < steps) {
+        free(w->done);
+        w->done = calloc((size_t)steps, sizeof *w->done);
+        w->step_cap = w->done ? steps : 0;
+    }
+    if (w->flow_cap < flows) {
+        free(w->flow);
+        w->flow = calloc((size_t)flows, sizeof *w->flow);
+        w->flow_cap = w->flow ? flows : 0;
+    }
+    if (w->step_cap < steps || w->flow_cap < flows) {
+        hx_work_put(c, w);
+        return NULL;
+    }
+    w->plan = p;
+    w->next = NULL;
+    w->bound = 0;
+    w->user_in = w->user_out = NULL;
+    w->status = HETCCL_IN_PROGRESS;
+    w->asynchronous = 0;
+    w->source = -1;
+    w->owner = NULL;
+    w->text[0] = 0;
+    atomic_store_explicit(&w->finished, 0, memory_order_relaxed);
+    return w;
+}
+
+void hx_work_put(hx_comm *c, hx_work *w)
+{
+    pthread_mutex_lock(&c->lock);
+    w->next = c->free_works;
+    c->free_works = w;
+    pthread_mutex_unlock(&c->lock);
+}
+
+static uint32_t mix(uint32_t h, uint64_t v)
+{
+    for (int i = 0; i < 2; i++, v >>= 32) {
+        h = (h ^ (uint32_t)v) * 0x9E3779B1u;
+        h ^= h >> 15;
+    }
+    return h;
+}
+
+int hx_submit(hx_comm *c, hx_work *w)
+{
+    pthread_mutex_lock(&c->lock);
+    int failed = (int)atomic_load_explicit(&c->failed, memory_order_acquire);
+    if (failed) {
+        pthread_mutex_unlock(&c->lock);
+        return failed;
+    }
+    if (w->plan) {
+        const hx_plan *p = w->plan;
+        w->sequence = ++c->sequence;
+        uint32_t h = mix(w->sequence, (uint64_t)p->op | (uint64_t)p->dtype << 8 | (uint64_t)p->redop << 16 | (uint64_t)(uint32_t)p->root << 32);
+        w->fingerprint = mix(h, w->count) | 1u;
+        if (c->board)
+            c->board->entry[c->rank].now = (hx_call){p->op, p->dtype, p->redop, p->root, w->count, w->sequence, w->fingerprint};
+        if (c->tail)
+            c->tail->next = w;
+        else
+            c->head = w;
+        c->tail = w;
+    } else {
+        hx_p2p_submit(c, w);
+    }
+    atomic_fetch_add_explicit(&c->pending, 1, memory_order_release);
+    pthread_mutex_unlock(&c->lock);
+    return HETCCL_OK;
+}
+
+void hx_finish(hx_work *w, int status)
+{
+    w->status = status;
+    w->bound = 2;
+}
+
+void hx_publish(hx_work *w)
+{
+    int asynchronous = w->asynchronous;
+    atomic_fetch_sub_explicit(&w->comm->pending, 1, memory_order_release);
+    atomic_store_explicit(&w->finished, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&w->waiting, memory_order_seq_cst))   /* works are pooled: the memory stays readable */
+        hetccl_futex_wake(&w->finished);
+    if (asynchronous)                       /* held by the in-flight table until the completion thread has seen it */
+        hx_completed_push(w);
+}
+
+void hx_fail(hx_comm *c, int status, const char *text)
+{
+    uint32_t none = 0;
+    if (!atomic_compare_exchange_strong(&c->failed, &none, (uint32_t)status))
+        return;
+    snprintf(c->fail_text, sizeof c->fail_text, "%s", text);
+    if (c->ccl && c->ccl_comm && (c->ccl->caps & HETCCL_CCL_ABORT))
+        c->ccl->abort(c->ccl_ctx, c->ccl_comm);
+    /* Ranks of other causes find out by themselves: a loss is on the board, a timeout comes to each with its own text. */
+    if (c->board && (status == HETCCL_MISMATCH || status == HETCCL_VENDOR || status == HETCCL_SYSTEM || status == HETCCL_INVALID))
+        hx_board_abort(c->board, c->rank);
+}
+
+static hx_work *pop(hx_comm *c)
+{
+    pthread_mutex_lock(&c->lock);
+    hx_work *w = c->head;
+    if (w && !(c->head = w->next))
+        c->tail = NULL;
+    pthread_mutex_unlock(&c->lock);
+    return w;
+}
+
+static hx_work *first(hx_comm *c)
+{
+    pthread_mutex_lock(&c->lock);
+    hx_work *w = c->head;
+    pthread_mutex_unlock(&c->lock);
+    return w;
+}
+
+int hx_comm_progress(hx_comm *c, int inline_calls)
+{
+    int moved = 0;
+    hx_work *w;
+    while (!atomic_load_explicit(&c->failed, memory_order_acquire) && (w = first(c))) {
+        int some = hx_work_progress(w, inline_calls);
+        moved |= some;
+        if (w->bound != 2)
+            break;
+        pop(c);
+        hx_publish(w);
+    }
+    if (!atomic_load_explicit(&c->failed, memory_order_acquire))
+        moved |= hx_p2p_progress(c);
+    if (atomic_load_explicit(&c->failed, memory_order_acquire)) {
+        int status = (int)atomic_load_explicit(&c->failed, memory_order_acquire);
+        if (atomic_load_explicit(&c->lane_word, memory_order_acquire) == 1)
+            atomic_store(&c->lane_abandoned, !(c->ccl->caps & HETCCL_CCL_ABORT));
+        while ((w = pop(c))) {
+            hx_finish(w, status);
+            hx_publish(w);
+        }
+        hx_p2p_fail_all(c, status);
+        return 1;
+    }
+    c->moves += (uint64_t)moved;
+    return moved;
+}
+
+/* Losses, aborts and deadlines. Called when a waiter has nothing left but to sleep. */
+void hx_comm_check(hx_comm *c)
+{
+    uint64_t now = hetccl_now_ns();
+    char text[HX_TEXT];
+    if (c->moves != c->moves_seen || !c->progress_ns) {
+        c->moves_seen = c->moves;
+        c->progress_ns = now;
+    }
+    uint64_t idle = now - c->progress_ns;
+    if (now - c->looked_ns > 500000000u) {  /* lets a transport find out that a host has vanished */
+        c->looked_ns = now;
+        for (int r = 0; r < c->size; r++)
+            if (c->peers[r].ops)
+                c->peers[r].ops->progress(c->peers[r].ctx, c->peers[r].ep);
+    }
+    if (c->board && atomic_load_explicit(&c->board->generation, memory_order_acquire)) {
+        uint32_t by = atomic_load_explicit(&c->board->aborted_by, memory_order_relaxed);
+        if (by) {
+            c->fail_ranks[0] = (int)by - 1;
+            c->n_fail_ranks = 1;
+            hx_fail(c, HETCCL_ABORTED, "");
+            return;
+        }
+        c->n_fail_ranks = 0;
+        for (int r = 0; r < c->size; r++) {
+            uint32_t state = atomic_load_explicit(&c->board->entry[r].state, memory_order_relaxed);
+            if (((state == HX_LOST && idle > HX_GRACE_NS) || (state == HX_LEFT && idle > 4 * HX_GRACE_NS)) && c->n_fail_ranks < 8)
+                c->fail_ranks[c->n_fail_ranks++] = r;
+        }
+        if (c->n_fail_ranks) {
+            hx_fail(c, HETCCL_PEER_LOST, "");
+            return;
+        }
+    }
+    if (atomic_load_explicit(&c->aborted, memory_order_relaxed)) {
+        hx_fail(c, HETCCL_ABORTED, "");
+        return;
+    }
+    hx_work *w = first(c);
+    if (w && now >= w->deadline_ns) {
+        const char *phase;
+        hx_work_waiting(w, c->fail_ranks, &c->n_fail_ranks, 8, &phase);
+        snprintf(text, sizeof text, "%s", phase);
+        hx_fail(c, HETCCL_TIMED_OUT, text);
+        return;
+    }
+    int32_t peer;
+    uint64_t deadline = hx_p2p_deadline(c, &peer);
+    if (now >= deadline) {
+        c->fail_ranks[0] = peer;
+        c->n_fail_ranks = peer >= 0;
+        hx_fail(c, HETCCL_TIMED_OUT, "point-to-point");
+    }
+}
+
+void hx_kick(hx_comm *c)
+{
+    uint64_t one = 1;
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&c->sleeping, memory_order_relaxed) && write(c->kick_fd, &one, sizeof one) < 0)
+        return;                             /* the counter is full: the sleeper is awake anyway */
+}
+
+/* Sleeps until a transport, the lane thread or another thread has something, at most ns. */
+int hx_comm_sleep(hx_comm *c, uint64_t ns)
+{
+    struct pollfd q[HX_POLL];
+    uint32_t n = 1;
+    int awake = 0;
+    q[0] = (struct pollfd){c->kick_fd, POLLIN, 0};
+    atomic_store_explicit(&c->sleeping, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&c->lane_word, memory_order_acquire) == 2)
+        awake = 1;
+    for (int i = 0; i < c->n_transports; i++) {
+        int fds[HX_POLL];
+        uint32_t some = 0;
+        awake |= c->transports[i].ops->arm(c->transports[i].ctx) == HETCCL_IN_PROGRESS;
+        c->transports[i].ops->wait_fds(c->transports[i].ctx, fds, HX_POLL, &some);
+        for (uint32_t k = 0; k < some && n < HX_POLL; k++)
+            q[n++] = (struct pollfd){fds[k] & ~HETCCL_WAIT_WRITABLE, fds[k] & HETCCL_WAIT_WRITABLE ? POLLOUT : POLLIN, 0};
+    }
+    if (!awake) {
+        struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+        ppoll(q, n, &t, NULL);
+    }
+    for (int i = 0; i < c->n_transports; i++)
+        c->transports[i].ops->disarm(c->transports[i].ctx);
+    atomic_store_explicit(&c->sleeping, 0, memory_order_seq_cst);
+    uint64_t drained;
+    if (q[0].revents && read(c->kick_fd, &drained, sizeof drained) < 0)
+        return awake;
+    return awake;
+}
+
+static int final(hx_work *w) { return atomic_load_explicit(&w->finished, memory_order_acquire) != 0; }
+
+static void drive_locked(hx_comm *c, hx_work *w, uint64_t until)
+{
+    uint32_t turn = 0;
+    while (!final(w)) {
+        if (hx_comm_progress(c, 1)) {
+            turn = 0;
+            continue;
+        }
+        if (!hetccl_wait_turn(&turn, c->pauses))
+            continue;
+        hx_comm_check(c);
+        if (atomic_load_explicit(&c->failed, memory_order_relaxed))
+            continue;
+        uint64_t now = hetccl_now_ns();
+        if (now >= until)
+            return;
+        /* stream devices have no descriptor to sleep on */
+        uint64_t ns = !c->host_memory ? 30000u : until - now;
+        hx_comm_sleep(c, ns);
+        turn = (uint32_t)c->pauses + (c->host_memory ? HETCCL_WAIT_YIELDS / 2 : HETCCL_WAIT_YIELDS);
+    }
+}
+
+int hx_drive(hx_comm *c, hx_work *w, uint64_t slice_ns)
+{
+    uint64_t until = 0;
+    while (!final(w)) {
+        if (pthread_mutex_trylock(&c->driver) == 0) {
+            if (!until)
+                until = hetccl_now_ns() + slice_ns;
+            drive_locked(c, w, until);
+            pthread_mutex_unlock(&c->driver);
+            if (atomic_load_explicit(&c->pending, memory_order_acquire))
+                hx_engine_kick();
+        } else {                            /* somebody else drives: sleep until it has finished our work */
+            if (!until)
+                until = hetccl_now_ns() + slice_ns;
+            atomic_fetch_add_explicit(&w->waiting, 1, memory_order_seq_cst);
+            hetccl_futex_wait(&w->finished, 0, 1000000u);
+            atomic_fetch_sub_explicit(&w->waiting, 1, memory_order_seq_cst);
+        }
+        if (!final(w) && hetccl_now_ns() >= until)
+            return HETCCL_IN_PROGRESS;
+    }
+    return w->status;
+}

@@ -1,0 +1,413 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The communicator: what users call."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any
+
+from hetccl.core import lifecycle, log
+from hetccl.core._engine import Core, Work
+from hetccl.core.bootstrap import join
+from hetccl.core.buffers import Buffer, check_overlap, take
+from hetccl.core.config import Config
+from hetccl.core.connector import P2P, Connector
+from hetccl.core.explain import Explanation
+from hetccl.core.failures import Failures
+from hetccl.core.planner import Planner
+from hetccl.core.store import Store, open_store
+from hetccl.core.work import ensure_completion_thread
+from hetccl.errors import ClosedError, ConfigError, UnsupportedError, UsageError
+from hetccl.transports.base import Link, Transport
+from hetccl.types import DType, Op, RedOp
+
+__all__ = ["Communicator", "init"]
+
+_log = logging.getLogger("hetccl")
+
+
+class Communicator:
+    """A group of ranks that call collectives together. Every rank calls the same ones in the same order.
+
+    `store` is what the ranks meet through (torch's stores, or `hetccl.core.store.DirectoryStore`); it may die once the
+    communicator exists. `ranks` ("oneccl:2,host:2") and `transports` ("shm,tcp") override the variables of the same
+    meaning. `timeout` is in seconds, for joining and for each operation. Blocks until all ranks have joined.
+
+    Buffers are arrays of any library (see `buffers.py`). Counts are elements, and equal on all ranks.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        name: str = "world",
+        ranks: str | None = None,
+        transports: str | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        config = Config.from_env()
+        log.set_up(config.log)
+        log.set_rank(rank, size)
+        self.rank, self.size, self.name = rank, size, name
+        self.timeout = timeout or config.timeout
+        self._closed = self._forked = False
+        started = time.monotonic()
+        joined = self._joined = join(store, rank, size, name, ranks, transports, config, self.timeout)
+        try:
+            self._build(config)
+        except BaseException:
+            self._abandon()
+            raise
+        lifecycle.remember(self)
+        ensure_completion_thread()
+        if rank == 0:
+            _log.info("%s: %s; joined in %.2f s", name, "; ".join(self._who()), time.monotonic() - started)
+            if joined.secret_from_store:
+                _log.info("no secret is set: connections are as trustworthy as the store (HETCCL_SECRET_FILE sets one)")
+
+    def _build(self, config: Config) -> None:
+        joined = self._joined
+        self._topology, self._control = joined.topology, joined.control
+        self._planner = Planner(joined.topology, self.rank, config.algorithm, config.chunk_bytes)
+        failures = Failures(
+            joined.topology,
+            self.rank,
+            lambda: self._core.board_calls(),
+            lambda: self._core.aborted_by,
+            joined.control.state,
+        )
+        self._core = Core(self.rank, self.size, self._planner.plan, failures, self.timeout)
+        island = joined.topology.island_of(self.rank)
+        here = joined.topology.host_ids
+        mates = [r for r in island.ranks if here[r] == here[self.rank]]
+        self._core.set_device(
+            joined.device, joined.ccl, joined.ccl_comm, island.ranks.index(self.rank), mates,
+            len(joined.control.local_ranks), config.check != "off",
+        )  # fmt: skip
+        self._core.set_chunk(joined.topology.chunk_bytes, self._planner.small_bytes)
+        self._core.set_board(joined.control.address, joined.control.owner)
+        for table in joined.tables.values():
+            self._core.add_transport(table)
+        self._endpoints: dict[int, tuple[str, int]] = {}
+        self._connector = Connector(self.rank, joined.transports, joined.tables, self._linked)
+        self._connector.start(joined.records)
+        self._connector.connect_border(joined.topology.border_pairs(), joined.deadline)
+        self._core.start()
+
+    # ---- collectives
+
+    def all_reduce(
+        self, input: Any, output: Any = None, op: str | RedOp = "sum", *, async_op: bool = False, timeout: float = 0
+    ) -> Work | None:
+        """Combines `input` of all ranks; every rank gets the same bits in `output` (None: in place)."""
+        inp = take(input, output is None, "input")
+        out = inp if output is None else take(output, True, "output")
+        _same_size(inp, out, 1, "all_reduce")
+        return self._collective(Op.ALL_REDUCE, inp, out, inp.count, redop(op), 0, async_op, timeout, 0)
+
+    def broadcast(self, buffer: Any, root: int, *, async_op: bool = False, timeout: float = 0) -> Work | None:
+        """Copies `buffer` of rank `root` to all ranks' `buffer`."""
+        self._check_rank(root, "root")
+        out = take(buffer, self.rank != root, "buffer")
+        return self._collective(Op.BROADCAST, out, out, out.count, RedOp.SUM, root, async_op, timeout, 0)
+
+    def all_gather(self, input: Any, output: Any, *, async_op: bool = False, timeout: float = 0) -> Work | None:
+        """`output` (size times `input`) gets the inputs of all ranks in rank order."""
+        inp, out = take(input, False, "input"), take(output, True, "output")
+        _same_size(inp, out, self.size, "all_gather")
+        return self._collective(
+            Op.ALL_GATHER, inp, out, inp.count, RedOp.SUM, 0, async_op, timeout, self.rank * inp.nbytes
+        )
+
+    def reduce_scatter(
+        self, input: Any, output: Any, op: str | RedOp = "sum", *, async_op: bool = False, timeout: float = 0
+    ) -> Work | None:
+        """`input` is size times `output`; rank r gets block r of the combined inputs."""
+        inp, out = take(input, False, "input"), take(output, True, "output")
+        _same_size(out, inp, self.size, "reduce_scatter", "output", "input")
+        return self._collective(
+            Op.REDUCE_SCATTER, inp, out, out.count, redop(op), 0, async_op, timeout, self.rank * out.nbytes
+        )
+
+    def barrier(self, *, async_op: bool = False, timeout: float = 0) -> Work | None:
+        """Returns when all ranks have called it."""
+        token = take(bytearray(4), True, "token")
+        token.dtype, token.count = DType.INT32, 1
+        return self._collective(Op.ALL_REDUCE, token, token, 1, RedOp.SUM, 0, async_op, timeout, 0)
+
+    # ---- point to point
+
+    def send(self, buffer: Any, peer: int, tag: int = 0, *, async_op: bool = False, timeout: float = 0) -> Work | None:
+        """Sends `buffer` to `peer`'s receive with the same tag. Messages with one tag arrive in order."""
+        b = take(buffer, False, "buffer")
+        return self._ended(self.post(Op.SEND, b.ptr, 0, b.count, b.dtype, 0, peer, tag, timeout, b), async_op)
+
+    def recv(
+        self, buffer: Any, peer: int | None = None, tag: int = 0, *, async_op: bool = False, timeout: float = 0
+    ) -> Work | None:
+        """Receives into `buffer` from `peer` (None: whoever sends first). `Work.source_rank` says who it was."""
+        b = take(buffer, True, "buffer")
+        source = -1 if peer is None else peer
+        work = self.post(Op.RECV, 0, b.ptr, b.count, b.dtype, 0, source, tag, timeout, b)
+        return self._ended(_finishing(work, b), async_op)
+
+    # ---- the same by address, for layers that have their own arrays
+
+    def run(
+        self, op: int, in_ptr: int, out_ptr: int, count: int, dtype: int, redop: int = 0, root: int = 0, timeout: float = 0
+    ) -> None:
+        """One blocking collective on memory at two addresses (equal: in place; broadcast uses `out_ptr`).
+
+        `count` is in elements: of the buffer (all_reduce, broadcast), of one rank's input (all_gather) or output
+        (reduce_scatter). `timeout` 0 is the communicator's.
+        """
+        self._core.run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout)
+
+    def post(
+        self, op: int, in_ptr: int, out_ptr: int, count: int, dtype: int, redop: int = 0, root: int = 0, tag: int = 0,
+        timeout: float = 0, keep: Any = None,
+    ) -> Work:  # fmt: skip
+        """The same, asynchronous; also SEND (from `in_ptr` to rank `root`) and RECV (into `out_ptr`, rank -1: any).
+
+        `keep` is held until the operation has ended, whatever becomes of the returned work.
+        """
+        if op == Op.SEND:
+            self._check_rank(root, "peer")
+            if root == self.rank:
+                raise UsageError(f"rank {self.rank} cannot send to itself")
+            if not self._core.has_p2p_link(root):
+                self._usable()
+                self._connector.connect_p2p(root)
+        elif op == Op.RECV and root >= 0:
+            self._check_rank(root, "peer")
+            if root == self.rank:
+                raise UsageError(f"rank {self.rank} cannot receive from itself")
+        return self._core.post(op, in_ptr, out_ptr, count, dtype, redop, root, tag, timeout, keep)
+
+    # ---- what happened
+
+    def explain(
+        self, op: str, nbytes: int, dtype: str | DType = "float32", redop: str | RedOp = "sum", root: int = 0
+    ) -> Explanation:
+        """What an operation on `nbytes` bytes (as `count` in `run`) would do. Sends nothing."""
+        kind, element, operator = _enum(Op, op, "operation"), _enum(DType, dtype, "dtype"), _enum(RedOp, redop, "operator")
+        return self._planner.explain(kind, nbytes, element, operator, root, self.paths())
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of this rank since the communicator was made."""
+        names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
+        raw = self._core.counters()
+        path_bytes: dict[str, int] = {}
+        border = 0
+        for peer, (name, endpoint) in self._endpoints.items():
+            sent = self._joined.tables[name].counters(endpoint)["bytes_sent"]
+            key = self._connector.path(peer) or name
+            path_bytes[key] = path_bytes.get(key, 0) + sent
+            border += sent
+        return {
+            "operations": {Op(op).label: n for op, n in self._core.operations.items()},
+            "vendor": self._joined.vendor.name,
+            "vendor_calls": dict(zip(names, raw["vendor_calls"], strict=True)),
+            "path_bytes": path_bytes,
+            "border_bytes": border,
+            "staged_bytes": raw["staged_bytes"],
+            "plan_cache_hits": self._core.plan_hits,
+            "plan_cache_misses": self._core.plan_misses,
+        }
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Who is where: one dict a rank with rank, host, vendor, device and island."""
+        t = self._topology
+        return [
+            {"rank": r, "host": t.hosts[r], "vendor": t.island_of(r).vendor, "device": t.devices[r], "island": t.place(r)[0]}
+            for r in range(self.size)
+        ]
+
+    def paths(self) -> dict[tuple[int, int], str]:
+        """How this rank reaches each rank of other islands: {(lower rank, higher rank): 'shm'}."""
+        found = {}
+        for pair in self._topology.border_pairs():
+            if self.rank in pair:
+                other = pair[0] if pair[1] == self.rank else pair[1]
+                found[pair] = self._connector.path(other) or "not connected"
+        return found
+
+    @property
+    def islands(self) -> list[list[int]]:
+        """Ranks of each island."""
+        return [list(i.ranks) for i in self._topology.islands]
+
+    @property
+    def vendor(self) -> str:
+        """The vendor of this rank."""
+        return self._joined.vendor.name
+
+    # ---- the end
+
+    def set_timeout(self, seconds: float) -> None:
+        """Deadline of operations that name none."""
+        self.timeout = seconds
+        self._core.set_timeout(seconds)
+
+    def abort(self) -> None:
+        """Ends all operations on all ranks with `AbortedError`. Never blocks; any thread."""
+        if not self._closed and not self._forked:
+            self._core.abort()
+            self._control.abort()
+
+    def close(self) -> None:
+        """Waits for operations in flight, then lets go of everything. Idempotent. Other ranks need not close at once."""
+        if self._closed or self._forked:
+            return
+        deadline = time.monotonic() + self.timeout
+        while self._core.pending and not self._core.failed and time.monotonic() < deadline:
+            time.sleep(0.0005)
+        self._shut(0.0 if self._core.failed else 5.0)
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.abort()  # the other ranks would wait for what this one will not do
+        self.close()
+
+    # ---- inside
+
+    def _collective(
+        self, op: Op, inp: Buffer, out: Buffer, count: int, redop: RedOp, root: int, async_op: bool, timeout: float,
+        in_place_at: int,
+    ) -> Work | None:  # fmt: skip
+        if inp.dtype != out.dtype:
+            raise UsageError(f"{op.label}: input is {inp.dtype.label}, output is {out.dtype.label}; they must be equal")
+        if inp is not out:
+            check_overlap(inp, out, in_place_at)
+        if not async_op:
+            self._core.run(op, inp.ptr, out.ptr, count, inp.dtype, redop, root, timeout)
+            if out.finish is not None:
+                out.finish()
+            return None
+        work = self._core.post(op, inp.ptr, out.ptr, count, inp.dtype, redop, root, 0, timeout, (inp, out))
+        return _finishing(work, out)
+
+    def _ended(self, work: Work, async_op: bool) -> Work | None:
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    def _linked(self, link: Link, transport: Transport, dialled: bool) -> None:
+        table = self._joined.tables[transport.name]
+        if link.purpose == P2P:
+            self._core.add_p2p_link(link.peer, dialled, table, link.endpoint)
+        else:
+            self._core.add_link(link.peer, table, link.endpoint)
+            self._endpoints[link.peer] = (transport.name, link.endpoint)
+
+    def _check_rank(self, rank: int, what: str) -> None:
+        if not 0 <= rank < self.size:
+            raise UsageError(f"{what} {rank} is not a rank of this communicator (0 .. {self.size - 1})")
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise ClosedError("this communicator is closed; create a new one")
+        if self._forked:
+            raise ClosedError("this communicator was made before a fork; only the parent may use it")
+
+    def _who(self) -> list[str]:
+        return [
+            f"island {i.index} {i.name}: ranks {', '.join(map(str, i.ranks))} on "
+            + ", ".join(sorted({self._topology.hosts[r] for r in i.ranks}))
+            for i in self._topology.islands
+        ]
+
+    def _shut(self, patience: float) -> None:
+        self._closed = True
+        core, joined = self._core, self._joined
+        abandoned = core.lane_abandoned
+        core.shut()
+        lifecycle.forget(self, abandoned)
+        self._control.leave()
+        self._connector.close()
+        if joined.ccl_comm and not abandoned:
+            # a blocking destroy would wait for ranks that are gone
+            if core.failed:
+                joined.ccl.abort(joined.ccl_comm) if joined.ccl.caps & 2 else None
+            joined.ccl.destroy(joined.ccl_comm)
+        lost = [r for r in range(self.size) if joined.control.state(r) == 2]
+        remove = getattr(joined.vendor, "remove_leftovers", None)
+        if lost and remove is not None:
+            remove([joined.records[r].pid for r in lost])
+
+    def _abandon(self) -> None:
+        self._closed = True
+        self._joined.control.leave()
+        for transport in self._joined.transports:
+            transport.close()
+
+    def _leave_at_exit(self) -> None:
+        """The program ends without close(): no waiting, but a farewell, and nobody may touch the engine any more."""
+        if self._core.pending:
+            self._core.abort()
+        self._shut(0.0)
+
+    def _after_fork(self) -> None:
+        self._forked = True
+        self._core.mark_forked()
+        self._control.forget()
+
+
+def init(**options: Any) -> Communicator:
+    """The communicator of all ranks of the job: RANK, WORLD_SIZE and HETCCL_STORE (or MASTER_ADDR and MASTER_PORT) say which.
+
+    `options` are those of `Communicator`.
+    """
+    try:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            "RANK and WORLD_SIZE must say which rank this process is; start the job with torchrun or set them"
+        ) from error
+    config = Config.from_env()
+    url = config.store
+    if not url:
+        if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
+            raise ConfigError(
+                "where do the ranks meet? Set HETCCL_STORE=file:///folder (one host or a shared file system) or tcp://host:port",
+                variable="HETCCL_STORE",
+            )
+        url = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    return Communicator(open_store(url, rank, size, config.timeout), rank, size, **options)
+
+
+def redop(op: str | RedOp) -> RedOp:
+    return op if type(op) is RedOp else _enum(RedOp, op, "operator")
+
+
+def _enum(kind: Any, value: Any, what: str) -> Any:
+    if isinstance(value, int):
+        return kind(value)
+    try:
+        return kind[str(value).upper()]
+    except KeyError:
+        raise UnsupportedError(f"no {what} is called {value!r}; there are {', '.join(v.name.lower() for v in kind)}") from None
+
+
+def _same_size(one: Buffer, many: Buffer, times: int, op: str, one_name: str = "input", many_name: str = "output") -> None:
+    if one.count * times != many.count:
+        raise UsageError(
+            f"{op}: {many_name} has {many.count} elements, but {one_name} has {one.count}"
+            + (f" and there are {times} ranks; {many_name} must have {one.count * times}" if times > 1 else "")
+        )
+
+
+def _finishing(work: Work, buffer: Buffer) -> Work:
+    if buffer.finish is not None:
+        work.set_finish(buffer.finish)
+    return work
+
+

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The engine: communicators, works in flight, and who drives them.
+ *
+ * A work is driven by one thread at a time, whoever holds its communicator's `driver` lock: the caller of a blocking
+ * operation, a waiter, or the progress thread. Collectives of a communicator run first in, first out; point-to-point works run
+ * beside them. Nothing here takes the GIL.
+ */
+#ifndef HETCCL_EXECUTOR_H
+#define HETCCL_EXECUTOR_H
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "hetccl/spi.h"
+#include "board.h"
+#include "combine.h"
+#include "plan.h"
+#include "wait.h"
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define HX_TEXT 512
+#define HX_TRANSPORTS 4
+#define HX_EVENTS 16
+#define HX_POLL 1024                /* descriptors that a sleeper watches at most */
+#define HX_INLINE_BYTES 65536u      /* a BLOCKING vendor call up to here runs on the thread that drives (design D7) */
+#define HX_GRACE_NS 250000000ull    /* without progress for so long, a lost peer fails the work */
+
+typedef struct hx_transport {
+    const hetccl_transport_ops *ops;
+    void *ctx;
+} hx_transport;
+
+typedef struct hx_peer {
+    const hetccl_transport_ops *ops;   /* NULL: no link */
+    void *ctx, *ep;
+    size_t max_message;
+    int slots;                         /* reserve and commit write where the peer reads */
+    int answers;                       /* a contribution's own memory can carry the result back */
+} hx_peer;
+
+typedef struct hx_flow_state {
+    char *src, *dst;
+    size_t n, pos;                     /* elements; done so far (combined, sent or received) */
+    size_t sent[HX_FAN];               /* elements sent to each peer */
+    int done;
+} hx_flow_state;
+
+typedef struct hx_lane_state {
+    int64_t iteration;
+    int32_t index;                     /* position in plan->lane_steps */
+    int32_t running;                   /* a vendor call is on the lane thread, or flows are under way */
+} hx_lane_state;
+
+typedef struct hx_work {
+    struct hx_work *next;
+    struct hx_comm *comm;
+    const hx_plan *plan;
+    /* bound when submitted */
+    char *in, *out;                    /* device addresses the plan works on */
+    char *user_in, *user_out;          /* host memory of the caller when staged, else NULL */
+    uint64_t count, segment;
+    int64_t segments;
+    uint32_t fingerprint, sequence;
+    uint64_t deadline_ns;
+    /* state */
+    int32_t bound;                     /* 0 queued, 1 running, 2 final */
+    hx_lane_state lane[HX_LANES];
+    int64_t *done;                     /* per step: segments completed */
+    hx_flow_state *flow;
+    int32_t step_cap, flow_cap;
+    void *events[HX_EVENTS];           /* created with the work's first use on a stream device */
+    int32_t event_step[HX_EVENTS], event_head, event_tail, last_recorded, n_events;
+    int32_t staged_in;
+    _Atomic uint32_t finished;         /* futex word: 1 when status is final */
+    _Atomic uint32_t waiting;          /* somebody sleeps on `finished` */
+    int32_t status;
+    int32_t asynchronous;
+    int32_t source;                    /* rank that a recv from any source got its message from */
+    void *owner;                       /* the Python object, for the completion thread */
+    char text[HX_TEXT];
+    /* point to point (plan is NULL): p2p.c */
+    int32_t sending, peer, tag, p2p_state;
+    uint32_t message;                  /* number of the message on its link */
+    size_t nbytes, p2p_done;
+    char *p2p_ptr;                     /* host memory that is sent from or received into */
+    char *p2p_staging;                 /* pinned, for device memory */
+    struct hx_work *p2p_next;
+} hx_work;
+
+typedef struct hx_comm {
+    int32_t rank, size;
+    int32_t pauses, forked, check;     /* check: meet on the board before blocking vendor calls */
+    const hetccl_device_ops *dev;
+    void *dev_ctx;
+    const hetccl_ccl_ops *ccl;
+    void *ccl_ctx, *ccl_comm;
+    int32_t island_size, island_rank;
+    int32_t *island_ranks;             /* ranks of my island that share my board */
+    int32_t n_island_local;
+    int host_memory, streaming;        /* of the device; of the ccl */
+    void *stream;
+    size_t chunk_bytes;                /* equal on all ranks */
+    hx_peer *peers;                    /* by rank; the collective link */
+    hx_transport transports[HX_TRANSPORTS];
+    int32_t n_transports;
+    hx_board *board;
+    uint32_t meets;
+    /* scratch, grown between works */
+    char *device_scratch, *host_scratch, *staged_in, *staged_out;
+    size_t device_cap, host_cap, staged_in_cap, staged_out_cap;
+    /* queue */
+    pthread_mutex_t lock;              /* queue, free list, p2p lists */
+    pthread_mutex_t driver;
+    hx_work *head, *tail, *free_works;
+    _Atomic uint32_t pending;          /* works in the queue and point-to-point works */
+    uint32_t sequence;
+    _Atomic uint32_t failed;           /* hetccl_status once the communicator is dead */
+    char fail_text[HX_TEXT];
+    int32_t fail_ranks[8], n_fail_ranks;
+    _Atomic uint32_t aborted;
+    uint64_t moves, moves_seen, progress_ns, looked_ns; /* driver lock */
+    int kick_fd;                       /* eventfd: wakes whoever sleeps on this communicator */
+    _Atomic uint32_t sleeping;
+    /* lane thread for blocking vendor calls */
+    pthread_t lane_thread;
+    int lane_started, lane_stop;
+    _Atomic uint32_t lane_word;        /* 0 idle, 1 posted, 2 done */
+    hx_work *lane_work;
+    const hx_step *lane_step;
+    int64_t lane_segment;
+    int lane_status;
+    _Atomic uint32_t lane_abandoned;
+    struct hx_p2p *p2p;
+    /* counters */
+    _Atomic uint64_t n_ops[16], vendor_calls[8], border_sent, staged_bytes;
+    struct hx_comm *engine_next;
+    int in_engine;
+} hx_comm;
+
+/* ---- comm.c */
+hx_comm *hx_comm_new(int rank, int size);
+void hx_comm_free(hx_comm *c);
+hx_work *hx_work_get(hx_comm *c, const hx_plan *p);      /* from the free list; NULL if memory is out */
+void hx_work_put(hx_comm *c, hx_work *w);
+/* Queues a work. HETCCL_OK, or the status that killed the communicator. */
+int hx_submit(hx_comm *c, hx_work *w);
+/* Drives until the work is final (its status), or slice_ns have passed (HETCCL_IN_PROGRESS). Blocks that long at most, plus
+ * one vendor call where the library is BLOCKING. */
+int hx_drive(hx_comm *c, hx_work *w, uint64_t slice_ns);
+int hx_comm_progress(hx_comm *c, int inline_calls);      /* driver lock held; returns whether something moved */
+void hx_comm_check(hx_comm *c);                          /* deadlines, losses, aborts; driver lock held */
+void hx_fail(hx_comm *c, int status, const char *text);
+void hx_kick(hx_comm *c);
+int hx_comm_sleep(hx_comm *c, uint64_t ns);              /* arm, poll, disarm */
+void hx_finish(hx_work *w, int status);                  /* final; publish follows */
+void hx_publish(hx_work *w);                             /* wakes waiters; w may be gone afterwards */
+
+/* ---- executor.c */
+void hx_work_bind(hx_work *w);
+int hx_work_progress(hx_work *w, int inline_calls);      /* returns whether something moved */
+void hx_work_waiting(hx_work *w, int32_t *ranks, int32_t *n, int32_t max, const char **phase);
+int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment);
+char *hx_address(hx_work *w, const hx_slice *s, int64_t segment, size_t *n);
+
+/* ---- flows.c */
+void hx_flows_begin(hx_work *w, const hx_step *s, int64_t segment);
+int hx_flows_progress(hx_work *w, const hx_step *s, int *moved);   /* HETCCL_OK when all are done */
+
+/* ---- lane.c */
+int hx_lane_post(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment);
+int hx_lane_test(hx_comm *c);                            /* HETCCL_IN_PROGRESS, or the call's status */
+void hx_lane_stop(hx_comm *c);
+
+/* ---- progress.c */
+void hx_engine_add(hx_comm *c);                          /* the progress thread serves c while works are pending */
+void hx_engine_remove(hx_comm *c);
+void hx_engine_kick(void);
+void hx_engine_stop(void);
+void hx_completed_push(hx_work *w);
+hx_work *hx_completed_pop(uint64_t timeout_ns);          /* blocks up to timeout_ns */
+void hx_engine_after_fork(void);
+
+/* ---- p2p.c */
+int hx_p2p_init(hx_comm *c);
+void hx_p2p_free(hx_comm *c);
+int hx_p2p_add_link(hx_comm *c, int peer, int outgoing, const hetccl_transport_ops *ops, void *ctx, void *ep);
+int hx_p2p_has_link(hx_comm *c, int peer);
+void hx_p2p_submit(hx_comm *c, hx_work *w);              /* comm lock held */
+int hx_p2p_progress(hx_comm *c);                         /* driver lock held; returns whether something moved */
+void hx_p2p_fail_all(hx_comm *c, int status);            /* driver lock held */
+uint64_t hx_p2p_deadline(hx_comm *c, int32_t *peer);     /* earliest deadline of a waiting work, and whom it waits for */
+#endif

@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Border messages. The flows of a step run side by side, each chunk by chunk; an owner combines straight from the memory where
+ * the transport shows the peers' chunks, and, where it can, straight into the memory from which the peers take the result.
+ * Contributions and results travel on channels of their own: results can always be taken, so nothing can lock.
+ */
+#include "executor.h"
+#include <stdio.h>
+
+static int flow_error(hx_work *w, hx_peer *p, int rank, int rc)
+{
+    hx_comm *c = w->comm;
+    c->fail_ranks[0] = rank;
+    c->n_fail_ranks = 1;
+    snprintf(w->text, sizeof w->text, "%s", p->ops->last_error(p->ctx));
+    return rc;
+}
+
+void hx_flows_begin(hx_work *w, const hx_step *s, int64_t segment)
+{
+    for (int i = s->first_flow; i < s->first_flow + s->n_flows; i++) {
+        const hx_flow *f = &w->plan->flows[i];
+        hx_flow_state *st = &w->flow[i];
+        size_t n_src = 0, n_dst = 0;
+        st->src = f->src.buffer >= 0 ? hx_address(w, &f->src, segment, &n_src) : NULL;
+        st->dst = f->dst.buffer >= 0 ? hx_address(w, &f->dst, segment, &n_dst) : NULL;
+        st->n = f->src.buffer >= 0 ? n_src : n_dst;
+        st->pos = 0;
+        for (int k = 0; k < f->n_peers; k++)
+            st->sent[k] = 0;
+        st->done = st->n == 0;
+    }
+}
+
+static size_t chunk_at(size_t pos, size_t n, size_t chunk) { return n - pos < chunk ? n - pos : chunk; }
+
+/* Sends [sent, limit) chunk by chunk. HETCCL_OK when sent reaches limit. */
+static int send_up_to(hx_work *w, const hx_flow *f, int k, const char *base, size_t *sent, size_t limit, size_t n, int channel,
+                      size_t chunk, size_t es, int *moved)
+{
+    hx_comm *c = w->comm;
+    hx_peer *p = &c->peers[f->peer[k]];
+    while (*sent < limit) {
+        size_t m = chunk_at(*sent, n, chunk);
+        hetccl_message msg = {sizeof msg, w->fingerprint, channel, 0, (char *)base + *sent * es, m * es};
+        int rc = p->ops->send(p->ctx, p->ep, &msg);
+        if (rc == HETCCL_IN_PROGRESS)
+            return rc;
+        if (rc != HETCCL_OK)
+            return flow_error(w, p, f->peer[k], rc);
+        *sent += m;
+        *moved = 1;
+        atomic_fetch_add_explicit(&c->border_sent, m * es, memory_order_relaxed);
+    }
+    return HETCCL_OK;
+}
+
+static int run_send(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t chunk, size_t es, int *moved)
+{
+    int rc = send_up_to(w, f, 0, st->src, &st->pos, st->n, st->n, f->channel, chunk, es, moved);
+    st->done = rc == HETCCL_OK;
+    return rc;
+}
+
+static int run_recv(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t chunk, size_t es, int *moved)
+{
+    hx_peer *p = &w->comm->peers[f->peer[0]];
+    int rc = HETCCL_OK;
+    while (st->pos < st->n) {
+        size_t m = chunk_at(st->pos, st->n, chunk);
+        hetccl_message msg = {sizeof msg, w->fingerprint, f->channel, 0, st->dst + st->pos * es, m * es};
+        rc = p->ops->recv(p->ctx, p->ep, &msg);
+        if (rc != HETCCL_OK)
+            break;
+        st->pos += m;
+        *moved = 1;
+    }
+    if (rc > HETCCL_IN_PROGRESS)
+        return flow_error(w, p, f->peer[0], rc);
+    if (f->kind == HX_FLOW_FORWARD) {       /* what has arrived goes on from the user's memory */
+        int sent = send_up_to(w, f, 1, st->dst, &st->sent[1], st->pos, st->n, f->channel, chunk, es, moved);
+        if (sent > HETCCL_IN_PROGRESS)
+            return sent;
+        st->done = st->pos == st->n && st->sent[1] == st->n;
+    } else {
+        st->done = st->pos == st->n;
+    }
+    return st->done ? HETCCL_OK : HETCCL_IN_PROGRESS;
+}
+
+/* One combined chunk, if every contribution has arrived. The own one stands at its place in island order. */
+static int combine_chunk(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t m, size_t es)
+{
+    hx_comm *c = w->comm;
+    const hx_plan *plan = w->plan;
+    const void *src[HX_FAN + 1];
+    void *dst[HX_FAN + 1];
+    int reserved[HX_FAN] = {0}, answered[HX_FAN] = {0}, n_dst = 0;
+    void *arrived[HX_FAN];
+    char *own = st->src + st->pos * es;
+    for (int k = 0; k < f->n_peers; k++) {
+        hx_peer *p = &c->peers[f->peer[k]];
+        hetccl_message msg = {sizeof msg, w->fingerprint, HETCCL_CHANNEL_CONTRIBUTE, 0, NULL, m * es};
+        int rc = p->ops->peek(p->ctx, p->ep, &msg, 0);
+        if (rc == HETCCL_OK && (msg.nbytes != m * es || msg.fingerprint != w->fingerprint)) {
+            snprintf(w->text, sizeof w->text, "a message of %zu bytes of another operation came where %zu bytes were expected",
+                     msg.nbytes, m * es);
+            c->fail_ranks[0] = f->peer[k];
+            c->n_fail_ranks = 1;
+            return HETCCL_MISMATCH;
+        }
+        if (rc == HETCCL_IN_PROGRESS)
+            return rc;
+        if (rc != HETCCL_OK)
+            return flow_error(w, p, f->peer[k], rc);
+        src[k < f->position ? k : k + 1] = arrived[k] = msg.ptr;
+    }
+    src[f->position] = own;
+    dst[n_dst++] = st->dst + st->pos * es;
+    for (int k = 0; f->give_back && k < f->n_peers; k++) {
+        hx_peer *p = &c->peers[f->peer[k]];
+        if (!p->slots || st->sent[k] != st->pos)
+            continue;                       /* that peer's stream lags: the chunk is sent from dst later */
+        if (p->answers) {                   /* the result goes back where the contribution lies */
+            dst[n_dst++] = arrived[k];
+            answered[k] = 1;
+            continue;
+        }
+        hetccl_message msg = {sizeof msg, w->fingerprint, HETCCL_CHANNEL_RESULT, 0, NULL, m * es};
+        if (p->ops->reserve(p->ctx, p->ep, &msg) == HETCCL_OK) {
+            dst[n_dst++] = msg.ptr;
+            reserved[k] = 1;
+        }
+    }
+    int redop = plan->redop == HETCCL_AVG ? HETCCL_SUM : plan->redop;
+    int rc = hetccl_combine(dst, n_dst, src, f->n_peers + 1, m, plan->dtype, redop, f->finish ? plan->divisor : 1.0);
+    if (rc != HETCCL_OK) {
+        snprintf(w->text, sizeof w->text, "the host cannot combine this dtype with this operator");
+        return rc;
+    }
+    for (int k = 0; k < f->n_peers; k++) {
+        hx_peer *p = &c->peers[f->peer[k]];
+        hetccl_message msg = {sizeof msg, w->fingerprint, HETCCL_CHANNEL_RESULT, 0, NULL, m * es};
+        rc = answered[k] ? p->ops->answer(p->ctx, p->ep, &msg) : HETCCL_IN_PROGRESS;
+        if (rc == HETCCL_IN_PROGRESS)       /* also an answer that found no room: the result is sent from dst later */
+            p->ops->release(p->ctx, p->ep, HETCCL_CHANNEL_CONTRIBUTE);
+        if (reserved[k])
+            rc = p->ops->commit(p->ctx, p->ep, &msg);
+        if (rc > HETCCL_IN_PROGRESS)
+            return flow_error(w, p, f->peer[k], rc);
+        if (rc == HETCCL_OK) {
+            st->sent[k] += m;
+            atomic_fetch_add_explicit(&c->border_sent, m * es, memory_order_relaxed);
+        }
+    }
+    return HETCCL_OK;
+}
+
+static int run_own(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t chunk, size_t es, int *moved)
+{
+    int rc = HETCCL_OK;
+    while (st->pos < st->n) {
+        size_t m = chunk_at(st->pos, st->n, chunk);
+        rc = combine_chunk(w, f, st, m, es);
+        if (rc != HETCCL_OK)
+            break;
+        st->pos += m;
+        *moved = 1;
+    }
+    if (rc > HETCCL_IN_PROGRESS)
+        return rc;
+    int all = st->pos == st->n;
+    for (int k = 0; f->give_back && k < f->n_peers; k++) {
+        int sent = send_up_to(w, f, k, st->dst, &st->sent[k], st->pos, st->n, HETCCL_CHANNEL_RESULT, chunk, es, moved);
+        if (sent > HETCCL_IN_PROGRESS)
+            return sent;
+        all &= st->sent[k] == st->n;
+    }
+    st->done = all;
+    return all ? HETCCL_OK : HETCCL_IN_PROGRESS;
+}
+
+/* Everybody sends everything; a chunk is combined once it has left for every peer (dst may be the memory it left from). */
+static int run_exchange(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t chunk, size_t es, int *moved)
+{
+    while (st->pos < st->n) {
+        size_t m = chunk_at(st->pos, st->n, chunk), left = st->pos + m;
+        int all = 1;
+        for (int k = 0; k < f->n_peers; k++) {
+            int rc = send_up_to(w, f, k, st->src, &st->sent[k], left, st->n, HETCCL_CHANNEL_CONTRIBUTE, chunk, es, moved);
+            if (rc > HETCCL_IN_PROGRESS)
+                return rc;
+            all &= rc == HETCCL_OK;
+        }
+        if (!all)
+            return HETCCL_IN_PROGRESS;
+        int rc = combine_chunk(w, f, st, m, es);
+        if (rc != HETCCL_OK)
+            return rc;
+        st->pos += m;
+        *moved = 1;
+    }
+    st->done = 1;
+    return HETCCL_OK;
+}
+
+/* Directions of channels that a flow uses, as a bit mask: which of its peers and ways an earlier unfinished flow blocks. */
+static int blocked(const hx_work *w, const hx_step *s, int i)
+{
+    const hx_flow *f = &w->plan->flows[i];
+    for (int e = s->first_flow; e < i; e++) {
+        if (w->flow[e].done)
+            continue;
+        for (int a = 0; a < w->plan->flows[e].n_peers; a++)
+            for (int b = 0; b < f->n_peers; b++)
+                if (w->plan->flows[e].peer[a] == f->peer[b] && w->plan->flows[e].channel == f->channel &&
+                    w->plan->flows[e].kind == f->kind)
+                    return 1;
+    }
+    return 0;
+}
+
+int hx_flows_progress(hx_work *w, const hx_step *s, int *moved)
+{
+    size_t es = hetccl_dtype_size(w->plan->dtype), chunk = w->comm->chunk_bytes / es;
+    int all = 1;
+    for (int i = s->first_flow; i < s->first_flow + s->n_flows; i++) {
+        const hx_flow *f = &w->plan->flows[i];
+        hx_flow_state *st = &w->flow[i];
+        int rc;
+        if (st->done)
+            continue;
+        if (!s->exclusive && blocked(w, s, i)) {
+            all = 0;
+            continue;
+        }
+        switch (f->kind) {
+        case HX_FLOW_SEND: rc = run_send(w, f, st, chunk, es, moved); break;
+        case HX_FLOW_RECV:
+        case HX_FLOW_FORWARD: rc = run_recv(w, f, st, chunk, es, moved); break;
+        case HX_FLOW_OWN: rc = run_own(w, f, st, chunk, es, moved); break;
+        default: rc = run_exchange(w, f, st, chunk, es, moved); break;
+        }
+        if (rc > HETCCL_IN_PROGRESS)
+            return rc;
+        all &= st->done;
+    }
+    return all ? HETCCL_OK : HETCCL_IN_PROGRESS;
+}

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A compiled plan: what one rank does in one class of operation, closed over the count.
+ *
+ * A plan is the period of a loop over segments. A segment of L elements is measured in units: u = floor(L / units), rounded
+ * down to a multiple of 16 elements where L is large enough, and t = L - units * u elements of tail. Every slice is affine in
+ * u and t, so that one plan serves every count, and both ends of a message compute the same length from shared numbers.
+ */
+#ifndef HETCCL_PLAN_H
+#define HETCCL_PLAN_H
+#include <stdint.h>
+#include <stddef.h>
+
+#define HX_FAN 8                    /* islands at most: own contribution and 7 others */
+#define HX_UNIT_ALIGN 16u           /* elements */
+
+/* Named buffers. IN and OUT are the caller's (memory of the rank's device); the scratch buffers belong to the communicator. */
+enum { HX_IN = 0, HX_OUT = 1, HX_DEVICE_SCRATCH = 2, HX_HOST_SCRATCH = 3 };
+
+/* Elements [a*u + at*t, b*u + bt*t) of block `block` of a buffer. Blocks of IN and OUT are `count` elements apart, blocks of
+ * scratch one segment apart. */
+typedef struct hx_slice {
+    int32_t buffer, block;
+    int32_t a, at, b, bt;
+} hx_slice;
+
+enum {
+    HX_ALL_REDUCE, HX_REDUCE_SCATTER, HX_ALL_GATHER, HX_BROADCAST, HX_REDUCE,   /* vendor calls; count = length of `len` */
+    HX_COPY,                        /* dst = src, lengths equal to `len` */
+    HX_COMBINE,                     /* dst = op over n_src blocks of src, host memory */
+    HX_SCALE,                       /* dst = src / divisor */
+    HX_FLOWS,                       /* border messages: flows [first_flow, first_flow + n_flows) side by side */
+    HX_STEP_KINDS
+};
+
+enum { HX_LANE_ISLAND = 0, HX_LANE_BORDER = 1, HX_LANES = 2 };
+
+typedef struct hx_step {
+    int32_t kind, lane;
+    int32_t shift;                  /* runs for segment iteration + shift: lets island calls of later segments go first */
+    int32_t wait_step;              /* index of a step of the other lane that must be done for the same segment, or -1 */
+    int32_t signal;                 /* some step waits for this one */
+    int32_t root;                   /* island rank, for broadcast and reduce */
+    int32_t n_src;                  /* combine */
+    int32_t as_bytes;               /* vendor call moves the elements as bytes */
+    int32_t first_flow, n_flows;
+    int32_t exclusive;              /* flows: no two use one channel of one peer in one direction */
+    hx_slice src, dst, len;
+} hx_step;
+
+enum {
+    HX_FLOW_SEND,                   /* src to peer[0] */
+    HX_FLOW_RECV,                   /* dst from peer[0] */
+    HX_FLOW_FORWARD,                /* dst from peer[0], and on to peer[1] */
+    HX_FLOW_OWN,                    /* dst = op over src and the peers' contributions in island order; `give_back`: to all peers */
+    HX_FLOW_EXCHANGE                /* src to all peers, dst = op over all in island order; everybody does the same */
+};
+
+typedef struct hx_flow {
+    int32_t kind, channel, n_peers;
+    int32_t position;               /* of the own contribution among all, in island order */
+    int32_t give_back;
+    int32_t finish;                 /* divide by the plan's divisor after combining */
+    int32_t peer[HX_FAN];           /* ranks, in island order */
+    hx_slice src, dst;
+} hx_flow;
+
+typedef struct hx_plan {
+    int32_t op, dtype, redop, root;
+    int32_t n_steps, n_flows;
+    hx_step *steps;
+    hx_flow *flows;
+    int32_t units;
+    int32_t lane_len[HX_LANES];
+    int32_t *lane_steps[HX_LANES];  /* indices into steps, in order */
+    int32_t max_shift;
+    uint64_t segment;               /* elements, a multiple of units * HX_UNIT_ALIGN; 0: one segment whatever the count */
+    int32_t in_blocks, out_blocks;  /* how many times `count` the caller's buffers hold */
+    int32_t device_blocks, host_blocks; /* scratch, in segments */
+    double divisor;                 /* of avg, else 1 */
+    double scale_divisor;           /* of HX_SCALE */
+    int32_t reads_out;              /* OUT holds input (broadcast, recv in place) */
+} hx_plan;
+#endif

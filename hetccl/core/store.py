@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store that ranks meet through. Three calls are all we need, so torch's TCPStore, FileStore and HashStore fit as they are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+from urllib.parse import quote, urlparse
+
+from hetccl.errors import ConfigError, HetcclError, TimedOutError
+
+__all__ = ["DirectoryStore", "Store", "StoreView", "open_store"]
+
+
+class Store(Protocol):
+    """Key and value; values are bytes."""
+
+    def set(self, key: str, value: bytes) -> Any: ...
+
+    def get(self, key: str) -> bytes:
+        """The value; may block until it is there."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there, at once."""
+
+
+class DirectoryStore:
+    """A folder that all ranks see, one file a key. For jobs without torch on one host or a shared file system."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        os.makedirs(path, mode=0o700, exist_ok=True)
+
+    def _file(self, key: str) -> str:
+        return os.path.join(self.path, quote(key, safe=""))
+
+    def set(self, key: str, value: bytes) -> None:
+        fd, temporary = tempfile.mkstemp(dir=self.path, prefix=".")
+        with os.fdopen(fd, "wb") as file:
+            file.write(value)
+        os.rename(temporary, self._file(key))  # readers see all of it or nothing
+
+    def get(self, key: str) -> bytes:
+        with open(self._file(key), "rb") as file:
+            return file.read()
+
+    def check(self, keys: list[str]) -> bool:
+        return all(os.path.exists(self._file(key)) for key in keys)
+
+
+class StoreView:
+    """One communicator's corner of a store, with deadlines that name who is missing and a key for the first failure."""
+
+    FAILED = "failed"
+
+    def __init__(self, store: Store, prefix: str, deadline: float, say: Callable[[str], None]) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._deadline = deadline
+        self._say = say
+
+    def put(self, key: str, value: bytes) -> None:
+        # torch's stores take str or bytes-like values; str keeps pickled byte objects out of the wire format
+        self._store.set(self._prefix + key, value)
+
+    def fail(self, text: str) -> None:
+        """Lets the other ranks stop waiting."""
+        with contextlib.suppress(Exception):  # the first failure is on its way up already
+            self.put(self.FAILED, text.encode())
+
+    def take(self, key: str, phase: str, rank: int) -> bytes:
+        """The value of a key that `rank` will put. Raises `TimedOutError` that names it."""
+        return self.take_all({rank: key}, phase)[rank]
+
+    def take_all(self, keys: dict[int, str], phase: str) -> dict[int, bytes]:
+        """The values of several ranks' keys. Says whom it waits for every ten seconds."""
+        missing = dict(keys)
+        found: dict[int, bytes] = {}
+        pause, spoken = 0.0005, time.monotonic()
+        while True:
+            for rank, key in list(missing.items()):
+                if self._store.check([self._prefix + key]):
+                    found[rank] = bytes(self._store.get(self._prefix + key))
+                    del missing[rank]
+            if not missing:
+                return found
+            if self._store.check([self._prefix + self.FAILED]):
+                raise HetcclError(
+                    "another rank could not join: " + bytes(self._store.get(self._prefix + self.FAILED)).decode(errors="replace")
+                )
+            now = time.monotonic()
+            if now >= self._deadline:
+                ranks = sorted(missing)
+                raise TimedOutError(
+                    f"phase {phase}: ranks {ranks} did not arrive in time. Look at their output; "
+                    "HETCCL_TIMEOUT sets how many seconds to wait",
+                    phase=phase,
+                    missing=tuple(ranks),
+                )
+            if now - spoken > 10:
+                spoken = now
+                self._say(f"waiting for ranks {sorted(missing)} in phase {phase}")
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.05)
+
+
+def open_store(url: str, rank: int, size: int, timeout: float) -> Store:
+    """The store that HETCCL_STORE names: file:///folder, or tcp://host:port (torch's TCPStore, which needs torch)."""
+    parts = urlparse(url)
+    if parts.scheme == "file" and parts.path:
+        return DirectoryStore(parts.path)
+    if parts.scheme == "tcp" and parts.hostname and parts.port:
+        try:
+            from importlib import import_module
+
+            c10d = import_module("torch.distributed")
+        except ImportError as error:
+            raise ConfigError(
+                f"HETCCL_STORE={url} needs torch, which is not installed; use file:///folder, or pip install torch",
+                variable="HETCCL_STORE",
+                value=url,
+            ) from error
+        from datetime import timedelta
+
+        return cast(Store, c10d.TCPStore(parts.hostname, parts.port, size, rank == 0, timedelta(seconds=timeout)))
+    raise ConfigError(
+        f"HETCCL_STORE={url!r} is neither file:///folder nor tcp://host:port", variable="HETCCL_STORE", value=url
+    )
