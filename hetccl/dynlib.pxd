@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+
+
+cdef class Library:
+    cdef void *handle
+    cdef readonly str name
+    cdef readonly str path
+    cdef readonly bint shared
+
+    cdef void *find(self, str symbol) except? NULL

@@ -1,0 +1,480 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch.distributed calls: process groups, back ends and works over a hetccl Communicator.
+
+Plain Python classes, compiled only because that halves the cost of a call; no torch header is used, so one build
+serves every torch. The operations that the core has are here; those made of them are in `_composed.py`.
+
+Two flavours share the method bodies: torch before 2.14 takes a ProcessGroup written in Python, newer ones a Backend.
+"""
+
+from datetime import timedelta
+from threading import Lock
+from time import monotonic
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from hetccl.torch import _tensors
+from hetccl.torch._compat import HAS_PYTHON_BACKEND
+from hetccl.torch._composed import ComposedOps
+from hetccl.torch._errors import for_torch
+from hetccl.types import DType, Op, RedOp
+
+__all__ = ["GROUP_CLASS", "HetWork", "HetcclBackend", "HetcclProcessGroup"]
+
+cdef object DTYPES = _tensors.DTYPES
+cdef object REDOPS = _tensors.REDOPS
+cdef object STRIDED = torch.strided
+cdef int ALL_REDUCE = Op.ALL_REDUCE, BROADCAST = Op.BROADCAST, ALL_GATHER = Op.ALL_GATHER
+cdef int REDUCE_SCATTER = Op.REDUCE_SCATTER, SEND = Op.SEND, RECV = Op.RECV
+cdef int SUM = RedOp.SUM, INT32 = DType.INT32, UINT8 = DType.UINT8
+
+# Groups and back ends in use. torch does not always keep the Python half of one alive.
+_live = []
+
+
+class HetcclOps(ComposedOps):
+    """The operations. `self._comm` is the communicator, `self._rank` and `self._size` the place in it."""
+
+    def _setup(self, comm, store, int rank, int size, name):
+        self._name = name
+        self._comm = comm
+        self._run = comm.run
+        self._post = comm.post
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._coalescing = None
+        _live.append(self)
+
+    # -- collectives that the core has
+
+    def allreduce(self, tensors, opts=None):
+        if opts is None:
+            opts = c10d.AllreduceOptions()
+        tensor = tensors[0]
+        code = REDOPS.get(hash(opts.reduceOp))
+        dtype = DTYPES.get(tensor.dtype)
+        if (code is None or dtype is None or len(tensors) != 1 or not tensor.is_cpu or tensor.layout is not STRIDED
+                or not tensor.is_contiguous()):
+            return self._allreduce_slow(tensors, opts)
+        pointer = tensor.data_ptr()
+        return self._start(ALL_REDUCE, pointer, pointer, tensor.numel(), dtype, code, 0, opts, tensors, tensors)
+
+    def _allreduce_slow(self, tensors, opts):
+        """Everything that is not one contiguous CPU tensor of a known dtype with a plain operator."""
+        try:
+            tensor = _tensors.one(tensors, "all_reduce")
+            _tensors.check_tensor(tensor)
+            dtype = _tensors.dtype_code(tensor)
+            code, factor = _tensors.reduction(opts.reduceOp)
+        except Exception as error:
+            raise for_torch(error)
+        flat = tensor.detach().contiguous() if factor is None else (tensor.detach() * factor).contiguous()
+        pointer = flat.data_ptr()
+        finish = None if flat.data_ptr() == tensor.data_ptr() else _tensors.copier([(tensor, flat)])
+        return self._start(ALL_REDUCE, pointer, pointer, flat.numel(), dtype, code, 0, opts, tensors, (tensors, flat), finish)
+
+    def broadcast(self, tensors, opts=None):
+        if opts is None:
+            opts = c10d.BroadcastOptions()
+        tensor = self._checked(tensors, "broadcast")
+        root = opts.rootRank
+        flat = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+        finish = None if flat is tensor or root == self._rank else _tensors.copier([(tensor, flat)])
+        pointer = flat.data_ptr()
+        return self._start(BROADCAST, pointer, pointer, flat.numel(), self._dtype(tensor), SUM, root, opts, tensors,
+                           (tensors, flat), finish)
+
+    def all_gather_single(self, out, inp, opts=None):
+        if opts is None:
+            opts = c10d.AllgatherOptions()
+        self._checked((out,), "all_gather_into_tensor")
+        self._checked((inp,), "all_gather_into_tensor")
+        self._sizes("all_gather_into_tensor", out, inp, inp.numel() * self._size)
+        source = inp if inp.is_contiguous() else inp.detach().contiguous()
+        flat, finish = out, None
+        if not out.is_contiguous():
+            flat = torch.empty(out.shape, dtype=out.dtype)
+            finish = _tensors.copier([(out, flat)])
+        return self._gather_into(flat, source, opts, [out], finish)
+
+    def reduce_scatter_single(self, out, inp, opts=None):
+        if opts is None:
+            opts = c10d.ReduceScatterOptions()
+        self._checked((out,), "reduce_scatter_tensor")
+        self._checked((inp,), "reduce_scatter_tensor")
+        self._sizes("reduce_scatter_tensor", inp, out, out.numel() * self._size)
+        return self._reduce_scatter_flat(out, inp.detach().contiguous(), opts)
+
+    def barrier(self, opts=None):
+        if opts is None:
+            opts = c10d.BarrierOptions()
+        token = torch.zeros(1, dtype=torch.int32)  # operations run in order, so the barrier comes after what was posted
+        pointer = token.data_ptr()
+        return self._start(ALL_REDUCE, pointer, pointer, 1, INT32, SUM, 0, opts, [], token)
+
+    # -- point to point. A send never blocks the caller, so that torch may post them in any order.
+
+    def send(self, tensors, dst, tag=0):
+        tensor = self._checked(tensors, "send")
+        flat = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+        count, dtype = self._moved(flat)
+        return self._posted(SEND, flat.data_ptr(), 0, count, dtype, dst, tag, tensors, (tensors, flat), None)
+
+    def recv(self, tensors, src, tag=0):
+        tensor = self._checked(tensors, "recv")
+        flat, finish = tensor, None
+        if not tensor.is_contiguous():
+            flat = torch.empty(tensor.shape, dtype=tensor.dtype)
+            finish = _tensors.copier([(tensor, flat)])
+        count, dtype = self._moved(flat)
+        return self._posted(RECV, 0, flat.data_ptr(), count, dtype, src, tag, tensors, (tensors, flat), finish)
+
+    def recv_anysource(self, tensors, tag=0):
+        return self.recv(tensors, -1, tag)
+
+    # -- coalescing: torch drops every work handed out between start and end, so the last one covers them all
+
+    def start_coalescing(self, *device):
+        self._coalescing = []
+
+    def end_coalescing(self, *device):
+        works, self._coalescing = self._coalescing, None
+        return join(works or [], [])
+
+    # -- life of the group
+
+    def set_timeout(self, timeout):
+        self._comm.set_timeout(timeout.total_seconds())
+
+    def shutdown(self):
+        self._comm.close()
+        if self in _live:
+            _live.remove(self)
+
+    def abort(self):
+        self._comm.abort()
+
+    def name(self):
+        return "hetccl"
+
+    def getBackendName(self):
+        return "hetccl"
+
+    def _get_sequence_number_for_group(self):
+        return 0
+
+    def _set_sequence_number_for_group(self):
+        pass
+
+    # -- how an operation is started
+
+    def _start(self, int op, in_ptr, out_ptr, count, int dtype, int redop, int root, opts, outputs, keep, finish=None):
+        """Runs the operation here if the caller wants to block, else posts it. Returns its work."""
+        timeout = _seconds(opts.timeout)
+        try:
+            if opts.asyncOp or self._coalescing is not None:
+                work = HetWork((self._post(op, in_ptr, out_ptr, count, dtype, redop, root, 0, timeout, keep),), outputs, finish)
+                if self._coalescing is not None:
+                    self._coalescing.append(work)
+                return work
+            self._run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout)
+        except Exception as error:
+            raise for_torch(error)
+        if finish is not None:
+            finish()
+        return HetWork((), outputs)
+
+    def _posted(self, int op, in_ptr, out_ptr, count, int dtype, int peer, tag, outputs, keep, finish):
+        """Posts a send or a receive. Returns its work."""
+        try:
+            work = HetWork((self._post(op, in_ptr, out_ptr, count, dtype, SUM, peer, tag, 0.0, keep),), outputs, finish)
+        except Exception as error:
+            raise for_torch(error)
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
+
+    def _gather_into(self, flat, source, opts, outputs, finish):
+        """all_gather of contiguous `source` into contiguous `flat`."""
+        pointer, place = source.data_ptr(), flat.data_ptr() + self._rank * source.nbytes
+        if pointer != place and _tensors.overlap(flat, source):
+            source = source.detach().clone()
+            pointer = source.data_ptr()
+        return self._start(ALL_GATHER, pointer, flat.data_ptr(), source.numel(), self._dtype(source), SUM, 0, opts, outputs,
+                           (flat, source, outputs), finish)
+
+    def _reduce_scatter_flat(self, out, flat, opts):
+        """reduce_scatter of contiguous `flat` into `out`."""
+        try:
+            dtype = _tensors.dtype_code(out)
+            code, factor = _tensors.reduction(opts.reduceOp)
+        except Exception as error:
+            raise for_torch(error)
+        if factor is not None:
+            flat = flat * factor
+        target, finish = out, None
+        if not out.is_contiguous() or _tensors.overlap(out, flat):
+            target = torch.empty(out.shape, dtype=out.dtype)
+            finish = _tensors.copier([(out, target)])
+        return self._start(REDUCE_SCATTER, flat.data_ptr(), target.data_ptr(), out.numel(), dtype, code, 0, opts, [out],
+                           (flat, target, out), finish)
+
+    # -- checks
+
+    def _checked(self, tensors, call):
+        try:
+            tensor = _tensors.one(tensors, call)
+            if not tensor.is_cpu or tensor.layout is not STRIDED:
+                _tensors.check_tensor(tensor)
+        except Exception as error:
+            raise for_torch(error)
+        return tensor
+
+    def _sizes(self, call, whole, part, expected):
+        try:
+            _tensors.same_dtype(call, whole, part)
+            if whole.numel() != expected:
+                raise _tensors.UsageError(
+                    f"{call}: the larger tensor must have {expected} elements ({part.numel()} for each of {self._size} ranks), "
+                    f"it has {whole.numel()}")
+        except Exception as error:
+            raise for_torch(error)
+
+    def _dtype(self, tensor):
+        code = DTYPES.get(tensor.dtype)
+        if code is None:
+            try:
+                _tensors.dtype_code(tensor)
+            except Exception as error:
+                raise for_torch(error)
+        return code
+
+    def _moved(self, tensor):
+        """(count, dtype) for data that is only moved: bytes, where the core has no name for the dtype."""
+        code = DTYPES.get(tensor.dtype)
+        return (tensor.nbytes, UINT8) if code is None else (tensor.numel(), code)
+
+    # older and newer names of the same calls
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    recvAnysource = recv_anysource
+    _start_coalescing = start_coalescing
+    _end_coalescing = end_coalescing
+
+
+class HetWork(c10d.Work):
+    """An operation in flight: one or more works of the core, then `finish` (copies to where the caller wanted it).
+
+    `finish` runs once, in whichever of the completion thread and a waiting caller comes first.
+    """
+
+    def __init__(self, works, outputs, finish=None):
+        c10d.Work.__init__(self)
+        self._works = works
+        self._outputs = outputs
+        self._finish = finish
+        self._future = None
+        self._lock = None
+        self._ended = not works and finish is None
+        self._error = None
+        if finish is not None:
+            self._lock = Lock()
+            self._watch(0)
+
+    def wait(self, timeout=None):
+        """Blocks until done. Raises the operation's error. `timeout`: timedelta, 0 or None for the group's own."""
+        if not self._ended:
+            seconds = timeout.total_seconds() if timeout is not None else 0.0
+            deadline = monotonic() + seconds if seconds > 0.0 else None
+            for work in self._works:
+                try:
+                    work.wait(None if deadline is None else max(deadline - monotonic(), 1e-6))
+                except Exception as error:
+                    raise for_torch(error)
+            self._end()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self):
+        self.wait()
+
+    def block_current_stream(self):
+        self.wait()
+
+    def is_completed(self):
+        if not self._ended and self._finish is None:
+            for work in self._works:
+                if not work.is_done():
+                    return False
+            self._end()
+        return self._ended
+
+    def is_success(self):
+        return self.is_completed() and self._error is None
+
+    def exception(self):
+        return self._error if self.is_completed() else None
+
+    def result(self):
+        return self._outputs
+
+    def source_rank(self):
+        return self._works[0].source_rank
+
+    _source_rank = source_rank
+
+    def get_future(self):
+        """A future of the outputs. Never blocks; fails as an operation fails.
+
+        The failure is raised inside `then`: an exception that is *set* on a future reaches C++ as a value.
+        """
+        if self._future is None:
+            done = torch.futures.Future()
+            self._future = done.then(self._value)
+            self._watch(0, done)
+        return self._future
+
+    def _value(self, _):
+        self._end()
+        if self._error is not None:
+            raise self._error
+        return self._outputs
+
+    def _watch(self, int index, done=None):
+        """Ends this work, and completes `done`, when the core's works from `index` on are done."""
+        if index < len(self._works):
+            self._works[index].add_done_callback(lambda _: self._watch(index + 1, done))
+        elif done is None:
+            self._end()
+        else:
+            done.set_result(None)
+
+    def _end(self):
+        """All works of the core are done: notes the error, or runs `finish`. Once; a second caller waits for the first."""
+        if self._lock is None:
+            self._note()
+            return
+        with self._lock:
+            if not self._ended:
+                self._note()
+
+    def _note(self):
+        if self._ended:
+            return
+        error = None
+        for work in self._works:
+            failure = work.exception()
+            if failure is not None:
+                error = for_torch(failure)
+                break
+        if error is None and self._finish is not None:
+            try:
+                self._finish()
+            except Exception as failure:
+                error = for_torch(failure)
+        self._error = error
+        self._ended = True
+
+
+def join(works, outputs, finish=None):
+    """One work that is done when all `works` (HetWork) are; then `finish` runs."""
+    parts = tuple([part for work in works for part in work._works])
+    return HetWork(parts, outputs, lambda: _finish_all(works, finish))
+
+
+def _finish_all(works, finish):
+    for work in works:
+        work._end()
+        if work._error is not None:
+            raise work._error
+    if finish is not None:
+        finish()
+
+
+cdef double _seconds(timeout) except? -1.0:
+    """Seconds of a timedelta of torch's options; 0 (the group's own) for its mark "unset", which is negative."""
+    return timeout.total_seconds() if timeout.days >= 0 else 0.0
+
+
+class HetcclProcessGroup(HetcclOps, c10d.ProcessGroup):
+    """For torch before 2.14, where a Python class can be a process group but not a back end."""
+
+    def __init__(self, comm, store, rank, size, name, timeout):
+        c10d.ProcessGroup.__init__(self, rank, size)  # the form with a store cannot be subclassed in 2.13
+        self._description = "undefined"
+        self._setup(comm, store, rank, size, name)
+
+    def getRank(self):
+        return self._rank
+
+    def getSize(self):
+        return self._size
+
+    # Asked for by functional collectives, DTensor, FSDP2 and torch.compile; the base class has no answer.
+    def getGroupName(self):
+        return self._name
+
+    def setGroupName(self, name):
+        self._name = name
+
+    def getGroupDesc(self):
+        return self._description
+
+    def setGroupDesc(self, description):
+        self._description = description
+
+    def get_group_store(self):
+        return self._store
+
+
+if HAS_PYTHON_BACKEND:
+
+    class HetcclBackend(HetcclOps, c10d.Backend):
+        """For torch 2.14 and newer. Every property must be overridden: reading one of the base class recurses for ever."""
+
+        def __init__(self, comm, store, rank, size, name, timeout):
+            c10d.Backend.__init__(self, rank, size)
+            self._options = c10d.Backend.Options("hetccl", timeout)
+            self._setup(comm, store, rank, size, name)
+
+        @property
+        def options(self):
+            return self._options
+
+        @property
+        def supports_coalescing(self):
+            return True
+
+        @property
+        def supports_splitting(self):
+            return False
+
+        @property
+        def supports_time_estimate(self):
+            return False
+
+        @property
+        def supports_shrinking(self):
+            return False
+
+        @property
+        def supports_reconfigure(self):
+            return False
+
+        @property
+        def supports_window(self):
+            return False
+
+        def supports_tensor_alloc(self, device):
+            return False
+
+        def monitored_barrier(self, opts=None, wait_all_ranks=False):
+            return self.barrier(opts)
+
+    GROUP_CLASS = HetcclBackend
+else:
+    HetcclBackend = None
+    GROUP_CLASS = HetcclProcessGroup

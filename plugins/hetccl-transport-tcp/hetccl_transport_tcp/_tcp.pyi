@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+from collections.abc import Sequence
+from typing import Any, final
+
+CHANNELS: int
+
+@final
+class Streams:
+    max_message: int
+    def __init__(self, max_message: int) -> None: ...
+    def capsule(self) -> Any: ...
+    def open(self, peer: int, fds: Sequence[int]) -> int: ...
+    def close(self) -> None: ...
