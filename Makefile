@@ -5,12 +5,13 @@
 #   make demo                            trains one model over ranks of two vendors
 #   make demo RANKS=host:2,sim-a:2       another mix
 #   make test                            lint, types and all tests; ends with pytest's summary
-#   make bench | docs | clean
+#   make bench BENCH="all_reduce --compare gloo"
+#   make docs | clean
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 RANKS ?=
-BENCH ?=
+BENCH ?= all_reduce
 ENVS ?= lint types full
 
 DEMO_PLUGINS := hetccl-vendor-oneccl hetccl-transport-tcp
@@ -20,7 +21,6 @@ DOWNLOADS := $(VENV)/downloads
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL = $(PIP) install -qq --no-build-isolation $(if $(wildcard $(DOWNLOADS)),--find-links $(DOWNLOADS))
-# An editable install: only a change of compiled sources or of metadata needs a new build.
 NATIVE := $(shell find hetccl -name '*.pyx' -o -name '*.pxd' -o -name '*.[ch]')
 STAMP := $(VENV)/.stamp
 export TORCH
@@ -69,10 +69,16 @@ plugins: $(PLUGINS:%=$(STAMP)-%)
 $(BIN)/python:
 	@start=$$(date +%s); $(PYTHON) -m venv $(VENV) && echo $$(($$(date +%s) - start)) > $(VENV)/seconds
 
-$(STAMP)-core: $(NATIVE) setup.py pyproject.toml $(BIN)/python
-	@echo "set-up: building hetccl"
+# Installed without its compiled modules (HETCCL_EXT=none), which are built in place, so that a change costs one of them.
+$(STAMP)-core: $(NATIVE) setup.py $(STAMP)-installed
+	@echo "set-up: compiling hetccl"
+	@$(BIN)/python setup.py -q build_ext --inplace >/dev/null
+	@touch $@
+
+$(STAMP)-installed: pyproject.toml $(BIN)/python
+	@echo "set-up: installing hetccl"
 	@$(INSTALL) $(BUILD)
-	@$(INSTALL) -e .
+	@HETCCL_EXT=none $(INSTALL) -e .
 	@touch $@
 
 $(STAMP)-torch: $(BIN)/python
@@ -81,15 +87,15 @@ $(STAMP)-torch: $(BIN)/python
 	@rm -rf $(DOWNLOADS)
 	@touch $@
 
-$(STAMP)-dev: $(STAMP)-core
+$(STAMP)-dev: $(STAMP)-installed
 	@echo "set-up: installing the test tools"
-	@$(INSTALL) -e ".[test,dev]"
+	@$(INSTALL) "hetccl[test,dev]"
 	@touch $@
 
 docs-tools: $(STAMP)-docs
 $(STAMP)-docs: $(STAMP)-core
 	@echo "set-up: installing the tools of the manual"
-	@$(INSTALL) -e ".[docs]" tox
+	@$(INSTALL) "hetccl[docs]" tox
 	@touch $@
 
 define plugin

@@ -45,7 +45,7 @@ def add_parser(commands: Any) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("op", choices=OPS, help="the collective")
+    p.add_argument("op", nargs="?", default="all_reduce", choices=OPS, help="the collective (default all_reduce)")
     p.add_argument("-b", "--begin", default="4", metavar="SIZE", help="smallest size, e.g. 4, 64K, 1M (default 4)")
     p.add_argument("-e", "--end", default="64M", metavar="SIZE", help="largest size (default 64M)")
     p.add_argument("-f", "--factor", type=int, default=4, help="from one size to the next (default 4)")

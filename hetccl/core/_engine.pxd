@@ -146,6 +146,8 @@ cdef extern from "executor.h" nogil:
         uint32_t failed
         uint32_t aborted
         uint32_t lane_abandoned
+        uint32_t in_call
+        uint64_t call_deadline_ns
         char fail_text[512]
         int32_t fail_ranks[8]
         int32_t n_fail_ranks

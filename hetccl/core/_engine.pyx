@@ -345,8 +345,13 @@ cdef class Core:
         cdef int i
         return tuple(self.c.fail_ranks[i] for i in range(self.c.n_fail_ranks))
 
-    def fail(self, int status, str said):
+    def fail(self, int status, str said, tuple ranks=()):
         """Marks the communicator dead; every work in flight ends with this status."""
+        cdef int i
+        if not self.c.failed:
+            self.c.n_fail_ranks = min(len(ranks), 8)
+            for i in range(self.c.n_fail_ranks):
+                self.c.fail_ranks[i] = ranks[i]
         cdef bytes b = said.encode()
         cdef const char *p = b
         with nogil:
@@ -362,6 +367,19 @@ cdef class Core:
     def failed(self):
         """Status that killed the communicator, or 0."""
         return self.c.failed
+
+    @property
+    def in_call(self):
+        """True while the thread that drives sits in a call of a BLOCKING vendor library."""
+        return bool(self.c.in_call)
+
+    @property
+    def overdue(self):
+        """Seconds by which such a call has passed its operation's deadline."""
+        cdef uint64_t now = hetccl_now_ns()
+        if not self.c.in_call or now < self.c.call_deadline_ns:
+            return 0.0
+        return (now - self.c.call_deadline_ns) * 1e-9
 
     @property
     def pending(self):

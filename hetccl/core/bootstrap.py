@@ -128,7 +128,7 @@ def _join(
     blob = _publish(view, rank, size, config, listener) if rank == 0 else json.loads(view.take("topology", "bootstrap", 0))
     topology = Topology.from_json(blob["topology"])
     records = [Record.from_json(r) for r in blob["records"]]
-    control = Control(rank, topology.host_ids, secret, job, lambda: None)
+    control = Control(rank, topology.host_ids, secret, job)
     undo.append(control.leave)
     control.join(listener, blob["control"][control.leader], blob["rank0"], deadline)
     listener.close()

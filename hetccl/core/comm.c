@@ -224,6 +224,29 @@ int hx_comm_progress(hx_comm *c, int inline_calls)
     return moved;
 }
 
+/* Who keeps us from going on: ranks known to be dead, else ranks that left or whose link broke a while ago. */
+static int someone_is_gone(hx_comm *c, uint64_t now, uint64_t idle)
+{
+    int n = 0;
+    if (idle < HX_GRACE_NS)
+        return 0;
+    int news = c->board && atomic_load_explicit(&c->board->generation, memory_order_acquire);
+    for (int r = 0; news && r < c->size && n < 8; r++)
+        if (atomic_load_explicit(&c->board->entry[r].state, memory_order_relaxed) == HX_LOST)
+            c->fail_ranks[n++] = r;
+    for (int r = 0, dead = n; !dead && r < c->size; r++) {
+        int left = news && atomic_load_explicit(&c->board->entry[r].state, memory_order_relaxed) == HX_LEFT;
+        if (!left && !c->peers[r].broken)
+            continue;
+        if (!c->peers[r].trouble_ns)
+            c->peers[r].trouble_ns = now;
+        if (now - c->peers[r].trouble_ns > HX_FAREWELL_NS && n < 8)
+            c->fail_ranks[n++] = r;
+    }
+    c->n_fail_ranks = n;
+    return n;
+}
+
 /* Losses, aborts and deadlines. Called when a waiter has nothing left but to sleep. */
 void hx_comm_check(hx_comm *c)
 {
@@ -248,16 +271,10 @@ void hx_comm_check(hx_comm *c)
             hx_fail(c, HETCCL_ABORTED, "");
             return;
         }
-        c->n_fail_ranks = 0;
-        for (int r = 0; r < c->size; r++) {
-            uint32_t state = atomic_load_explicit(&c->board->entry[r].state, memory_order_relaxed);
-            if (((state == HX_LOST && idle > HX_GRACE_NS) || (state == HX_LEFT && idle > 4 * HX_GRACE_NS)) && c->n_fail_ranks < 8)
-                c->fail_ranks[c->n_fail_ranks++] = r;
-        }
-        if (c->n_fail_ranks) {
-            hx_fail(c, HETCCL_PEER_LOST, "");
-            return;
-        }
+    }
+    if (someone_is_gone(c, now, idle)) {
+        hx_fail(c, HETCCL_PEER_LOST, "");
+        return;
     }
     if (atomic_load_explicit(&c->aborted, memory_order_relaxed)) {
         hx_fail(c, HETCCL_ABORTED, "");

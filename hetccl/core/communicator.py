@@ -17,7 +17,9 @@ from hetccl.core.connector import P2P, Connector
 from hetccl.core.explain import Explanation
 from hetccl.core.failures import Failures
 from hetccl.core.planner import Planner
+from hetccl.core.reactor import reactor
 from hetccl.core.store import Store, open_store
+from hetccl.core.watch import Watch
 from hetccl.core.work import ensure_completion_thread
 from hetccl.errors import ClosedError, ConfigError, UnsupportedError, UsageError
 from hetccl.transports.base import Link, Transport
@@ -97,6 +99,11 @@ class Communicator:
         self._connector.start(joined.records)
         self._connector.connect_border(joined.topology.border_pairs(), joined.deadline)
         self._core.start()
+        self._watch = Watch(
+            self._core, self.size, joined.control.state, bool(joined.ccl.caps & 2),
+            lambda: str(failures(self._core.failed, "", self._core.failed_ranks())),
+        )  # fmt: skip
+        reactor().every_tick(self._watch.tick)
 
     # ---- collectives
 
@@ -329,6 +336,7 @@ class Communicator:
         self._closed = True
         core, joined = self._core, self._joined
         abandoned = core.lane_abandoned
+        reactor().no_tick(self._watch.tick)
         core.shut()
         lifecycle.forget(self, abandoned)
         self._control.leave()

@@ -17,7 +17,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hetccl.core import _engine
 from hetccl.core.reactor import reactor
@@ -55,15 +55,12 @@ class ControlListener:
 
 
 class Control:
-    """This rank's part of the control plane. `lost(rank)` is called on the reactor's thread when a rank has died."""
+    """This rank's part of the control plane."""
 
-    def __init__(
-        self, rank: int, host_ids: Sequence[str], secret: bytes, job: str, changed: Callable[[], None]
-    ) -> None:
+    def __init__(self, rank: int, host_ids: Sequence[str], secret: bytes, job: str) -> None:
         self.rank, self.size = rank, len(host_ids)
         self._host_ids = host_ids
         self._secret, self._job = secret, job
-        self._changed = changed
         self.local_ranks = [r for r in range(self.size) if host_ids[r] == host_ids[rank]]
         self.leader = self.local_ranks[0]
         self._leaders = sorted({min(r for r in range(self.size) if host_ids[r] == h) for h in set(host_ids)})
@@ -267,7 +264,6 @@ class Control:
         for peer, sock in list(self._sockets.items()):
             if peer not in (source, rank) and peer in self._leaders:
                 self._send(sock, what, rank)
-        self._changed()
 
     def _tick(self) -> None:
         """An abort that C code of this host wrote on the board is told to the other hosts."""
@@ -277,8 +273,7 @@ class Control:
             for peer, sock in list(self._sockets.items()):
                 if peer in self._leaders:
                     self._send(sock, ABORT, by)
-            self._changed()
-
+    
     def _send(self, sock: socket.socket, what: int, rank: int) -> None:
         with contextlib.suppress(OSError):
             sock.send(_NEWS.pack(what, rank), socket.MSG_NOSIGNAL)

@@ -317,7 +317,10 @@ static int lane_step(hx_work *w, int lane, int inline_calls)
                     return 1;
                 }
             } else {
+                atomic_store_explicit(&c->call_deadline_ns, w->deadline_ns, memory_order_relaxed);
+                atomic_store_explicit(&c->in_call, !c->streaming, memory_order_relaxed);
                 rc = hx_vendor_call(c, w, s, segment);
+                atomic_store_explicit(&c->in_call, 0, memory_order_relaxed);
             }
         } else {
             rc = local_step(c, w, s, segment);

@@ -23,7 +23,9 @@
 #define HX_EVENTS 16
 #define HX_POLL 1024                /* descriptors that a sleeper watches at most */
 #define HX_INLINE_BYTES 65536u      /* a BLOCKING vendor call up to here runs on the thread that drives (design D7) */
-#define HX_GRACE_NS 250000000ull    /* without progress for so long, a lost peer fails the work */
+#define HX_GRACE_NS 250000000ull    /* without progress for so long, a lost peer fails the work ... */
+#define HX_FAREWELL_NS 1000000000ull /* ... and after so long one that left, or whose link broke: it may only be the first to
+                                       * fail of what will soon be known to have another cause */
 
 typedef struct hx_transport {
     const hetccl_transport_ops *ops;
@@ -36,6 +38,8 @@ typedef struct hx_peer {
     size_t max_message;
     int slots;                         /* reserve and commit write where the peer reads */
     int answers;                       /* a contribution's own memory can carry the result back */
+    int broken;                        /* the link reports its peer as gone */
+    uint64_t trouble_ns;               /* when that, or a farewell, was noticed first */
 } hx_peer;
 
 typedef struct hx_flow_state {
@@ -130,6 +134,8 @@ typedef struct hx_comm {
     int64_t lane_segment;
     int lane_status;
     _Atomic uint32_t lane_abandoned;
+    _Atomic uint32_t in_call;          /* a BLOCKING vendor call runs on the driving thread, which cannot look at anything */
+    _Atomic uint64_t call_deadline_ns;
     struct hx_p2p *p2p;
     /* counters */
     _Atomic uint64_t n_ops[16], vendor_calls[8], border_sent, staged_bytes;

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from hetccl import errors
@@ -14,6 +15,7 @@ __all__ = ["Failures"]
 UNSUPPORTED, INVALID, PEER_LOST, TIMED_OUT, ABORTED, MISMATCH, NO_MEMORY, SYSTEM, VENDOR = range(2, 11)
 
 BoardCall = tuple[int, int, int, int, int, int, int]  # rank, op, dtype, redop, root, count, sequence
+BY_US = "abort() was called"
 REBUILD = "This communicator is dead: close it and create a new one without the lost ranks."
 
 
@@ -35,6 +37,11 @@ class Failures:
         self._states = states
 
     def __call__(self, status: int, said: str, ranks: tuple[int, ...]) -> errors.HetcclError:
+        by = self._aborted_by()
+        if status in (PEER_LOST, SYSTEM) and by >= 0 and by in ranks:
+            status = ABORTED  # it aborted, then left
+        if status == ABORTED and by < 0 and said and not said.startswith(BY_US) and self._someone_died():
+            status, said = PEER_LOST, ""  # an island mate noticed first and aborted the vendor's call
         if status in (PEER_LOST, SYSTEM):
             # a connection that broke usually means that its other end has died
             return self._lost(said, ranks)
@@ -47,7 +54,6 @@ class Failures:
                 ranks=ranks,
             )
         if status == ABORTED:
-            by = self._aborted_by()
             if by >= 0 and by != self._rank:
                 return errors.AbortedError(f"rank {by} ({self._where(by)}) aborted the communicator. {REBUILD}", ranks=(by,))
             return errors.AbortedError(f"the communicator was aborted{f': {said}' if said else ''}. {REBUILD}", ranks=(self._rank,))
@@ -63,6 +69,14 @@ class Failures:
             call="",
             code=status,
         )
+
+    def _someone_died(self) -> bool:
+        """Waits a moment for the news: the control plane may be slower than the vendor's library."""
+        for _ in range(100):
+            if any(self._states(r) == 2 for r in range(self._topology.size)):
+                return True
+            time.sleep(0.01)
+        return False
 
     def _lost(self, said: str, ranks: tuple[int, ...]) -> errors.HetcclError:
         dead = tuple(r for r in range(self._topology.size) if self._states(r) == 2) or ranks

@@ -9,6 +9,10 @@
 static int flow_error(hx_work *w, hx_peer *p, int rank, int rc)
 {
     hx_comm *c = w->comm;
+    if (rc == HETCCL_PEER_LOST) {           /* hx_comm_check finds out who is to blame, and fails the work */
+        p->broken = 1;
+        return HETCCL_IN_PROGRESS;
+    }
     c->fail_ranks[0] = rank;
     c->n_fail_ranks = 1;
     snprintf(w->text, sizeof w->text, "%s", p->ops->last_error(p->ctx));
@@ -145,8 +149,8 @@ static int combine_chunk(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t
             p->ops->release(p->ctx, p->ep, HETCCL_CHANNEL_CONTRIBUTE);
         if (reserved[k])
             rc = p->ops->commit(p->ctx, p->ep, &msg);
-        if (rc > HETCCL_IN_PROGRESS)
-            return flow_error(w, p, f->peer[k], rc);
+        if (rc > HETCCL_IN_PROGRESS && flow_error(w, p, f->peer[k], rc) > HETCCL_IN_PROGRESS)
+            return rc;
         if (rc == HETCCL_OK) {
             st->sent[k] += m;
             atomic_fetch_add_explicit(&c->border_sent, m * es, memory_order_relaxed);

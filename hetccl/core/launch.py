@@ -16,8 +16,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +27,7 @@ from hetccl.errors import HetcclError
 __all__ = ["Job", "LaunchError", "RankOutput", "die_with_parent", "run_ranks"]
 
 TERM_GRACE_S = 3.0  # between SIGTERM and SIGKILL, so that ranks can say where they are
-FAILURE_GRACE_S = 5.0  # after the first failure, so that the others can report what they saw of it
+FAILURE_GRACE_S = 3.0  # after the first failure, so that the others can report what they saw of it
 
 
 class LaunchError(HetcclError):
@@ -87,6 +88,20 @@ def run_ranks(
     this process's environment, `rank_env(rank)` to one rank's. With `stop_on_failure` the first failing rank ends the
     others. `on_idle(seconds)` is called about ten times a second. Never raises for a rank's failure: see `Job.check`.
     """
+    with _ended_by_sigterm():
+        return _run(argv, n, env or {}, timeout, stop_on_failure, rank_env, on_idle, inherit_stderr)
+
+
+def _run(
+    argv: Sequence[str],
+    n: int,
+    env: Mapping[str, str],
+    timeout: float,
+    stop_on_failure: bool,
+    rank_env: Callable[[int], Mapping[str, str]] | None,
+    on_idle: Callable[[float], None] | None,
+    inherit_stderr: bool,
+) -> Job:
     folder = tempfile.mkdtemp(prefix="hetccl-job-")
     processes: list[subprocess.Popen[bytes]] = []
     files: list[tuple[Any, Any]] = []
@@ -100,7 +115,7 @@ def run_ranks(
             "MASTER_PORT": str(_free_port()),
             "HETCCL_STORE": f"file://{folder}/store",
             "PYTHONUNBUFFERED": "1",
-            **(env or {}),
+            **env,
         }
         for rank in range(n):
             out = open(os.path.join(folder, f"{rank}.out"), "w+b")  # noqa: SIM115 - closed below
@@ -183,6 +198,26 @@ def _kill(processes: list[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         _signal_group(process, signal.SIGKILL)
         process.wait()
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM unwinds the stack as Ctrl-C does, so that ranks and files go; not where the program has a handler."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
+        yield
+        return
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:

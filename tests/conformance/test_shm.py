@@ -6,3 +6,4 @@ from hetccl.testing.transport_suite import TransportSuite
 
 class TestTransport(TransportSuite):
     transport = "shm"
+    notices_death = False

@@ -27,7 +27,9 @@ def build(tmp_path: Path, require: Callable[[object, str, str], None]) -> Build:
     def make(name: str, source: str, *flags: str) -> Path:
         code, library = tmp_path / f"{name}.c", tmp_path / name
         code.write_text(source)
-        subprocess.run([str(compiler), "-shared", "-fPIC", "-o", str(library), str(code), *flags], check=True, timeout=60)
+        subprocess.run(
+            [str(compiler), "-shared", "-fPIC", "-o", str(library), str(code), *flags], check=True, timeout=60
+        )
         return library
 
     return make
@@ -72,7 +74,9 @@ def test_a_loaded_copy_goes_before_an_earlier_name(build: Build) -> None:
 
 
 def test_equal_symbols_of_two_libraries_stay_apart(build: Build) -> None:
-    addresses = [open_library(str(build(f"lib{n}.so", f"int same(void) {{ return {n}; }}"))).symbol("same") for n in (1, 2)]
+    addresses = [
+        open_library(str(build(f"lib{n}.so", f"int same(void) {{ return {n}; }}"))).symbol("same") for n in (1, 2)
+    ]
     assert [ctypes.CFUNCTYPE(ctypes.c_int)(address)() for address in addresses if address] == [1, 2]
     with pytest.raises(AttributeError):
         _ = ctypes.CDLL(None).same  # nothing became global

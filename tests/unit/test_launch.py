@@ -67,11 +67,14 @@ def test_a_rank_that_ignores_sigterm_is_killed() -> None:
     assert time.monotonic() - start < 15 and "deaf" in job.ranks[0].stdout
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_ranks_do_not_outlive_the_launcher(tmp_path: Path, how: signal.Signals) -> None:
     body = f"import os,time; open({str(tmp_path)!r}+'/'+os.environ['RANK'],'w').write(str(os.getpid())); time.sleep(60)"
     code = f"from hetccl.cli.launch import run_ranks; run_ranks(['-c', {body!r}], 2, {{}}, 50)"
-    launcher = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    env = {**os.environ, "TMPDIR": str(temporary)}
+    launcher = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, env=env)
     try:
         deadline = time.monotonic() + 20
         while not all((tmp_path / n).exists() and (tmp_path / n).read_text() for n in "01"):
@@ -80,6 +83,7 @@ def test_ranks_do_not_outlive_the_launcher(tmp_path: Path, how: signal.Signals) 
         launcher.send_signal(how)
         launcher.wait(20)
         assert all(gone(int((tmp_path / n).read_text())) for n in "01")
+        assert how == signal.SIGKILL or list(temporary.iterdir()) == []
     finally:
         launcher.kill()
         launcher.wait()

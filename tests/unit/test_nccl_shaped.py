@@ -47,8 +47,21 @@ class Record(ctypes.Structure):
     _fields_ += [(name, ctypes.c_size_t) for name in ("count", "ranks")]
     _fields_ += [
         (name, ctypes.c_int)
-        for name in "dtype redop peer rank calls sends recvs inits destroys finalizes aborts groups config".split()
+        for name in (
+            "dtype",
+            "redop",
+            "peer",
+            "rank",
+            "calls",
+            "sends",
+            "recvs",
+            "inits",
+            "destroys",
+            "finalizes",
+            "aborts",
+        )
     ]
+    _fields_ += [(name, ctypes.c_int) for name in ("groups", "config")]
     _fields_ += [(name, ctypes.c_void_p) for name in ("comm", "stream")]
     _fields_ += [(name, ctypes.c_int) for name in ("id_first", "id_last", "overlap")]
 
@@ -59,7 +72,9 @@ class Fake:
     def __init__(self, path: Path, **shape: Any) -> None:
         self.c = ctypes.CDLL(str(path))
         self.record = Record.in_dll(self.c, "fake")
-        self.shape = NcclShape(**{"name": "Fake", "libraries": (str(path),), "prefix": "fake", "results": RESULTS, **shape})
+        self.shape = NcclShape(
+            **{"name": "Fake", "libraries": (str(path),), "prefix": "fake", "results": RESULTS, **shape}
+        )
         self.ccl = NcclShapedCcl(self.shape, open_library(self.shape.libraries))
         self.table = CclTable(self.ccl.table)
 
@@ -87,7 +102,9 @@ def make(tmp_path: Path, require: Callable[[object, str, str], None]) -> Make:
         defaults = {"-DPREFIX": "fake", "-DID_BYTES": str(shape.get("id_bytes", 128)), "-DRANKS": "int"}
         if shape.get("ranks_are_size_t"):
             defaults["-DRANKS"] = "size_t"
-        options = [f"{name}={value}" for name, value in defaults.items() if not any(f.startswith(name + "=") for f in flags)]
+        options = [
+            f"{name}={value}" for name, value in defaults.items() if not any(f.startswith(name + "=") for f in flags)
+        ]
         command = [str(compiler), "-shared", "-fPIC", "-w", "-o", str(path), str(source), *options, *flags]
         subprocess.run(command, check=True, timeout=60)
         return Fake(path, **shape)
@@ -255,7 +272,9 @@ def test_a_library_without_the_core_calls_is_refused(make: Make) -> None:
         make("-DNO_BROADCAST")
 
 
-@pytest.mark.parametrize("shape", [{"id_bytes": 100}, {"results": {0: Result(Status.VENDOR, "x")}}, {"config": bytes(600)}])
+@pytest.mark.parametrize(
+    "shape", [{"id_bytes": 100}, {"results": {0: Result(Status.VENDOR, "x")}}, {"config": bytes(600)}]
+)
 def test_data_that_cannot_be_right_are_refused(make: Make, shape: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="Fake"):
         make(**shape)

@@ -159,7 +159,7 @@ class ShmTransport(Transport):
         return Link(session.peer, endpoint, session.purpose)
 
     def describe(self) -> str:
-        return f"shm {self._sizes[0]} x {self._sizes[1] >> 10} KiB"
+        return "shm"
 
     def close(self) -> None:
         with self._lock:

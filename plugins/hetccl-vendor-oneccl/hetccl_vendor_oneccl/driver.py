@@ -6,12 +6,15 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hetccl.errors import PluginLoadError
 from hetccl.vendors.base import Availability, IslandKey, Option, Vendor, VendorDriver, VendorRequest
 from hetccl_vendor_oneccl import leftovers
 from hetccl_vendor_oneccl.wheels import DOWNLOAD, FOLDER, LIBRARIES, Download
+
+if TYPE_CHECKING:
+    from hetccl.vendors.nccl_shaped import NcclShapedCcl
 
 __all__ = ["OneCclDriver", "OneCclVendor"]
 
@@ -62,24 +65,17 @@ class OneCclVendor(Vendor):
     segment_bytes = 4 << 20
 
     def __init__(self, request: VendorRequest) -> None:
-        from hetccl.dynlib import open_library
         from hetccl.vendors import host_memory
-        from hetccl.vendors.nccl_shaped import NcclShapedCcl
-        from hetccl_vendor_oneccl.shape import shape
 
         folder, _ = library_folder()
-        self._kept = _set_environment(_settings(folder, request.interface or "lo"))
-        # libccl finds its own parts beside itself, but asks for libfabric by its bare name: it has to be there before.
-        fabric = folder / "libfabric.so.1"
-        open_library(
-            str(fabric) if fabric.is_file() else fabric.name,
-            remedy=f"{REMEDY}, or install your system's libfabric",
-            what="oneccl",
-        )
-        wanted = shape(str(folder / "libccl.so.2"), REMEDY)
-        library = open_library(wanted.libraries, remedy=wanted.remedy, what="oneccl")
-        self._ccl = NcclShapedCcl(wanted, library)
-        self._library = library
+        settings = _settings(folder, request.interface or "lo")
+        ours, self._kept = _set_environment(settings)
+        try:
+            self._ccl = _load(folder)
+        except BaseException:
+            for name in ours:
+                os.environ.pop(name, None)
+            raise
         self.island_key = IslandKey("oneccl", _version(self._ccl.version()), "", request.host_id)
         self.device_table: Any = host_memory.device_table()
         self.ccl_table: Any = self._ccl.table
@@ -95,8 +91,9 @@ class OneCclVendor(Vendor):
 
     def describe(self) -> str:
         kept = "".join(f", {name}={value} as set by you" for name, value in self._kept.items())
-        shared = ", loaded before by somebody else" if self._library.shared else ""
-        return f"oneCCL {self.island_key.version} {self._library.path}{shared}{kept}"
+        library = self._ccl.library
+        shared = ", loaded before by somebody else" if library.shared else ""
+        return f"oneCCL {self.island_key.version} {library.path}{shared}{kept}"
 
 
 def library_folder() -> tuple[Path, bool]:
@@ -122,13 +119,28 @@ def _settings(folder: Path, interface: str) -> dict[str, str]:
     return settings
 
 
-def _set_environment(settings: dict[str, str]) -> dict[str, str]:
-    """Sets what the user has not set; returns what the user has set otherwise."""
-    kept = {}
-    for name, value in settings.items():
-        if os.environ.setdefault(name, value) != value:
-            kept[name] = os.environ[name]
-    return kept
+def _set_environment(settings: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Sets what the user has not set. Returns the names set, and what the user has set otherwise."""
+    kept = {name: os.environ[name] for name, value in settings.items() if os.environ.get(name, value) != value}
+    ours = [name for name in settings if name not in os.environ]
+    os.environ.update({name: settings[name] for name in ours})
+    return ours, kept
+
+
+def _load(folder: Path) -> NcclShapedCcl:
+    from hetccl.dynlib import open_library
+    from hetccl.vendors.nccl_shaped import NcclShapedCcl
+    from hetccl_vendor_oneccl.shape import shape
+
+    # libccl finds its own parts beside itself, but asks for libfabric by its bare name: it has to be there before.
+    fabric = folder / "libfabric.so.1"
+    open_library(
+        str(fabric) if fabric.is_file() else fabric.name,
+        remedy=f"{REMEDY}, or install your system's libfabric",
+        what="oneccl",
+    )
+    wanted = shape(str(folder / "libccl.so.2"), REMEDY)
+    return NcclShapedCcl(wanted, open_library(wanted.libraries, remedy=wanted.remedy, what="oneccl"))
 
 
 def _version(number: int | None) -> str:
