@@ -28,6 +28,9 @@ NATIVE = "hetccl/native/"
 COMBINE = NATIVE + "combine_impl.c"
 SIM = tuple(f"hetccl/vendors/sim/{name}.c" for name in ("memory", "stream", "event", "work", "device", "ccl"))
 ISLAND = (*(NATIVE + f"island_{part}.c" for part in ("region", "impl", "small", "p2p")), COMBINE)
+ENGINE = tuple(
+    f"hetccl/core/{name}.c" for name in ("executor", "flows", "comm", "lane", "progress", "p2p", "p2p_wire", "board")
+)
 
 
 def extension(name: str, *c_sources: str, libraries: tuple[str, ...] = ()) -> Extension:
@@ -56,9 +59,11 @@ EXTENSIONS = [
     extension("hetccl.vendors.sim._sim", *SIM, *ISLAND, libraries=("pthread",)),
     extension("hetccl.transports.shm._shm", "hetccl/transports/shm/ring.c", "hetccl/transports/shm/doorbell.c",
               "hetccl/transports/shm/link.c"),
-    extension("hetccl.core._engine", *(f"hetccl/core/{name}.c" for name in ("executor", "flows", "comm", "lane", "progress", "p2p", "board")),
-              COMBINE, libraries=("pthread",)),
+    extension("hetccl.core._plans"),
+    extension("hetccl.core._board", "hetccl/core/board.c"),
+    extension("hetccl.core._engine", *ENGINE, COMBINE, libraries=("pthread",)),
     extension("hetccl.torch._glue"),
+    extension("hetccl.torch._work"),
 ]
 
 

@@ -227,5 +227,6 @@ def _island_comm(view: StoreView, vendor: Vendor, topology: Topology, rank: int,
         view.put(key, unique_id)
     else:
         unique_id = view.take(key, "island", island.ranks[0])
+    vendor.local_ranks = topology.host_ids.count(topology.host_ids[rank])
     left = max(1.0, deadline - time.monotonic())
     return vendor.create_comm(island.ranks.index(rank), island.size, unique_id, left)

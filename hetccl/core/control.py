@@ -19,7 +19,7 @@ import struct
 import time
 from collections.abc import Sequence
 
-from hetccl.core import _engine
+from hetccl.core import _board
 from hetccl.core.reactor import reactor
 from hetccl.errors import TimedOutError, TransportError
 from hetccl.native import fdpass, handshake
@@ -73,12 +73,12 @@ class Control:
 
     def join(self, listener: ControlListener, leader_socket: str, rank0: list[list[object]], deadline: float) -> None:
         """Connects everybody that this rank must be connected to. Blocks until then; raises `TimedOutError` naming ranks."""
-        nbytes = _engine.board_bytes(self.size)
+        nbytes = _board.nbytes(self.size)
         if self.rank == self.leader:
             fd = fdpass.create_region(nbytes, "board")
             try:
                 self._attach(fd, nbytes)
-                _engine.board_init(self.address, self.size)
+                _board.init(self.address, self.size)
                 self._accept_local(listener, fd, deadline)
             finally:
                 os.close(fd)
@@ -105,7 +105,7 @@ class Control:
                 reactor().unwatch(sock.fileno())
             sock.close()
         if self.address:
-            _engine.board_mark(self.address, self.rank, LEFT)
+            _board.mark(self.address, self.rank, LEFT)
 
     def forget(self) -> None:
         """In a forked child: closes the sockets, so that the parent's death can still be seen by others."""
@@ -117,12 +117,12 @@ class Control:
     def abort(self) -> None:
         """Tells everybody."""
         if self.address and not self._closed:
-            _engine.board_abort(self.address, self.rank)
+            _board.abort(self.address, self.rank)
             self._tick()
 
     def state(self, rank: int) -> int:
         """0 alive, 1 left, 2 lost."""
-        return _engine.board_state(self.address, rank) if self.address else 0
+        return _board.state(self.address, rank) if self.address else 0
 
     # ---- joining
 
@@ -254,20 +254,20 @@ class Control:
         if self._closed:
             return
         if what == ABORT:
-            _engine.board_abort(self.address, rank)
+            _board.abort(self.address, rank)
         elif what == LEFT:
             self._left.add(rank)
-            _engine.board_mark(self.address, rank, LEFT)
+            _board.mark(self.address, rank, LEFT)
         else:
             log.info("rank %d is lost", rank)
-            _engine.board_mark(self.address, rank, LOST)
+            _board.mark(self.address, rank, LOST)
         for peer, sock in list(self._sockets.items()):
             if peer not in (source, rank) and peer in self._leaders:
                 self._send(sock, what, rank)
 
     def _tick(self) -> None:
         """An abort that C code of this host wrote on the board is told to the other hosts."""
-        by = _engine.board_aborted_by(self.address)
+        by = _board.aborted_by(self.address)
         if by >= 0 and not self._abort_told and self.rank == self.leader:
             self._abort_told = True
             for peer, sock in list(self._sockets.items()):

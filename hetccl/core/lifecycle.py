@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hetccl.core import _engine
@@ -22,6 +23,7 @@ __all__ = ["forget", "remember"]
 
 _live: weakref.WeakSet[Communicator] = weakref.WeakSet()
 _abandoned = False
+_leftovers: list[Callable[[list[int]], object]] = []  # of vendors whose call was left behind
 _registered = False
 
 
@@ -39,6 +41,9 @@ def forget(comm: Communicator, abandoned: bool) -> None:
     """`abandoned`: a vendor's call was left behind, so this process must not run that library's own exit code."""
     global _abandoned
     _abandoned = _abandoned or abandoned
+    remove = getattr(comm._joined.vendor, "remove_leftovers", None)
+    if abandoned and remove is not None:
+        _leftovers.append(remove)
     _live.discard(comm)
 
 
@@ -55,6 +60,9 @@ def _at_exit() -> None:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
+        for remove in _leftovers:
+            with contextlib.suppress(Exception):
+                remove([os.getpid()])
         os._exit(1)
 
 

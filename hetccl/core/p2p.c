@@ -1,63 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Point to point. A link has one sender, which dialled it, and one receiver. Messages are numbered per link and matched by
- * tag in the order sent. Up to EAGER bytes and while the credit lasts, data follows its header at once and is buffered by a
- * receiver that has not asked yet; beyond, a header announces the message and the data waits for the receiver's go-ahead.
- * Control records are HETCCL_CHANNEL_P2P messages of sizeof(record) bytes; data follows in messages of at most max_message.
+ * Point to point: links, posted receives, and matching them with what arrives.
  */
-#include "executor.h"
+#include "p2p.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define EAGER (64u << 10)
-#define CREDIT (1u << 20)                   /* unacknowledged eager bytes a plink */
-#define CONTROL 0x70327063u                 /* fingerprints of control records and of data */
-#define DATA 0x70327064u
-
-enum { R_EAGER = 1, R_ANNOUNCE = 2, R_DATA = 3, R_GO = 4, R_ACK = 5 };
-enum { S_COPY = 0, S_READY = 1, S_ANNOUNCED = 2, S_QUEUED = 3, S_ACTIVE = 4, S_COPY_OUT = 5, S_DONE = 6 };
-
-typedef struct record {
-    uint32_t kind, message;
-    int32_t tag;
-    uint32_t pad;
-    uint64_t nbytes;
-} record;
-
-typedef struct arrival {                    /* announced or buffered, not asked for yet */
-    struct arrival *next;
-    record r;
-    char *data;                             /* eager: the bytes */
-    size_t got;
-} arrival;
-
-typedef struct plink {
-    struct plink *next;
-    const hetccl_transport_ops *ops;
-    void *ctx, *ep;
-    int peer, outgoing;
-    int dead;                               /* the peer has gone: what had arrived can still be read */
-    uint32_t messages;                      /* sender: numbered so far */
-    size_t unacked;
-    /* what is being written: records go first, then the data of the active send */
-    record out[64];
-    uint32_t out_head, out_tail;
-    hx_work *active;                        /* sender: its data is under way */
-    size_t active_sent;
-    hx_work *sends, *sends_tail;            /* in order; announced ones wait here too */
-    /* receiver */
-    arrival *arrivals, *arrivals_tail;
-    arrival *filling;                       /* data of an eager message nobody asked for goes here ... */
-    hx_work *into;                          /* ... or straight to the one who did */
-    size_t left;
-    size_t into_at;
-} plink;
-
-struct hx_p2p {
-    plink *links;
-    hx_work *recvs, *recvs_tail;            /* posted, in order */
-    int n_links;
-};
 
 int hx_p2p_init(hx_comm *c)
 {
@@ -155,28 +102,7 @@ void hx_p2p_submit(hx_comm *c, hx_work *w)
     }
 }
 
-/* A peer that has gone only matters to those who still wait for it: see missed(). */
-static int link_error(hx_comm *c, plink *l, int rc)
-{
-    if (rc == HETCCL_PEER_LOST) {
-        l->dead = 1;
-        return rc;
-    }
-    c->fail_ranks[0] = l->peer;
-    c->n_fail_ranks = 1;
-    hx_fail(c, rc, l->ops->last_error(l->ctx));
-    return rc;
-}
-
-static int put(plink *l, uint32_t kind, uint32_t message, int32_t tag, uint64_t nbytes)
-{
-    if (l->out_tail - l->out_head == 64)
-        return 0;
-    l->out[l->out_tail++ % 64] = (record){kind, message, tag, 0, nbytes};
-    return 1;
-}
-
-static void done(hx_comm *c, hx_work *w, hx_work **head, hx_work **tail)
+void hx_p2p_done(hx_comm *c, hx_work *w, hx_work **head, hx_work **tail)
 {
     take_out(head, tail, w);
     if (w->p2p_staging) {
@@ -185,70 +111,6 @@ static void done(hx_comm *c, hx_work *w, hx_work **head, hx_work **tail)
     }
     hx_finish(w, HETCCL_OK);
     hx_publish(w);
-}
-
-/* Writes records and the active send's data. The lock is held. */
-static int write_out(hx_comm *c, plink *l)
-{
-    int moved = 0;
-    for (;;) {
-        int rc;
-        if (l->active) {                    /* its header is out; nothing may come between it and its data */
-            hx_work *w = l->active;
-            size_t n = w->nbytes - l->active_sent < c->chunk_bytes ? w->nbytes - l->active_sent : c->chunk_bytes;
-            hetccl_message m = {sizeof m, DATA, HETCCL_CHANNEL_P2P, 0, w->p2p_ptr + l->active_sent, n};
-            rc = n ? l->ops->send(l->ctx, l->ep, &m) : HETCCL_OK;
-            if (rc == HETCCL_OK && (l->active_sent += n) == w->nbytes) {
-                l->active = NULL;
-                done(c, w, &l->sends, &l->sends_tail);
-            }
-        } else if (l->out_head != l->out_tail) {
-            record *r = &l->out[l->out_head % 64];
-            hetccl_message m = {sizeof m, CONTROL, HETCCL_CHANNEL_P2P, 0, r, sizeof *r};
-            rc = l->ops->send(l->ctx, l->ep, &m);
-            if (rc == HETCCL_OK) {
-                l->out_head++;
-                if (r->kind == R_EAGER || r->kind == R_DATA)
-                    for (hx_work *w = l->sends; w; w = w->p2p_next)
-                        if (w->message == r->message) {
-                            l->active = w;
-                            l->active_sent = 0;
-                        }
-            }
-        } else {
-            return moved;
-        }
-        if (rc == HETCCL_IN_PROGRESS)
-            return moved;
-        if (rc != HETCCL_OK) {
-            link_error(c, l, rc);
-            return moved;
-        }
-        moved = 1;
-    }
-}
-
-/* Announces or sends what is ready, in order: a message never overtakes an earlier one's header. */
-static int start_sends(hx_comm *c, plink *l)
-{
-    int moved = 0;
-    for (hx_work *w = l->sends; w; w = w->p2p_next) {
-        if (w->p2p_state == S_COPY) {
-            if (c->dev->event_query(c->dev_ctx, w->events[0]) != HETCCL_OK)
-                break;
-            w->p2p_state = S_READY;
-        }
-        if (w->p2p_state != S_READY)
-            continue;
-        int eager = w->nbytes <= EAGER && l->unacked + w->nbytes <= CREDIT;
-        if (!put(l, eager ? R_EAGER : R_ANNOUNCE, w->message, w->tag, w->nbytes))
-            break;
-        if (eager)
-            l->unacked += w->nbytes;
-        w->p2p_state = eager ? S_QUEUED : S_ANNOUNCED;
-        moved = 1;
-    }
-    return moved;
 }
 
 static int matches(const hx_work *w, const plink *l, const record *r)
@@ -273,7 +135,7 @@ static int accept_message(hx_comm *c, plink *l, hx_work *w, const record *r)
     return 1;
 }
 
-static void received(hx_comm *c, hx_work *w)
+void hx_p2p_received(hx_comm *c, hx_work *w)
 {
     if (w->p2p_staging) {                   /* from pinned memory to the device, then done */
         c->dev->copy_async(c->dev_ctx, w->out, w->p2p_staging, w->nbytes, c->stream);
@@ -281,11 +143,11 @@ static void received(hx_comm *c, hx_work *w)
         w->p2p_state = S_COPY_OUT;
         return;
     }
-    done(c, w, &c->p2p->recvs, &c->p2p->recvs_tail);
+    hx_p2p_done(c, w, &c->p2p->recvs, &c->p2p->recvs_tail);
 }
 
 /* A record has come in. */
-static void handle(hx_comm *c, plink *l, const record *r)
+void hx_p2p_handle(hx_comm *c, plink *l, const record *r)
 {
     hx_work *w;
     if (l->outgoing) {                      /* I am the sender: go-aheads and acknowledgements */
@@ -294,7 +156,7 @@ static void handle(hx_comm *c, plink *l, const record *r)
         for (w = l->sends; r->kind == R_GO && w; w = w->p2p_next)
             if (w->message == r->message && w->p2p_state == S_ANNOUNCED) {
                 w->p2p_state = S_QUEUED;
-                put(l, R_DATA, w->message, w->tag, w->nbytes);
+                hx_p2p_put(l, R_DATA, w->message, w->tag, w->nbytes);
             }
         return;
     }
@@ -316,17 +178,17 @@ static void handle(hx_comm *c, plink *l, const record *r)
     if (w && !accept_message(c, l, w, r))
         return;
     if (w && r->kind == R_ANNOUNCE) {
-        put(l, R_GO, r->message, r->tag, r->nbytes);
+        hx_p2p_put(l, R_GO, r->message, r->tag, r->nbytes);
         return;
     }
     if (w) {
         l->into = w;
         l->into_at = 0;
         l->left = r->nbytes;
-        put(l, R_ACK, r->message, r->tag, r->nbytes);
+        hx_p2p_put(l, R_ACK, r->message, r->tag, r->nbytes);
         if (!l->left) {
             l->into = NULL;
-            received(c, w);
+            hx_p2p_received(c, w);
         }
         return;
     }
@@ -346,48 +208,6 @@ static void handle(hx_comm *c, plink *l, const record *r)
         l->filling = a;
         l->left = r->nbytes;
     }
-}
-
-static int read_in(hx_comm *c, plink *l)
-{
-    int moved = 0;
-    while (l->out_tail - l->out_head < 60) { /* every record may ask for an answer */
-        record r;
-        int data = l->into || l->filling, rc;
-        size_t n = l->left < c->chunk_bytes ? l->left : c->chunk_bytes;
-        hetccl_message m = {sizeof m, data ? DATA : CONTROL, HETCCL_CHANNEL_P2P, 0, &r, sizeof r};
-        if (data) {
-            m.ptr = l->into ? l->into->p2p_ptr + l->into_at : l->filling->data + l->filling->got;
-            m.nbytes = n;
-        }
-        rc = l->ops->recv(l->ctx, l->ep, &m);
-        if (rc == HETCCL_IN_PROGRESS)
-            return moved;
-        if (rc != HETCCL_OK) {
-            link_error(c, l, rc);
-            return moved;
-        }
-        moved = 1;
-        if (!data) {
-            handle(c, l, &r);
-            if (atomic_load_explicit(&c->failed, memory_order_relaxed))
-                return 1;
-            continue;
-        }
-        l->left -= n;
-        if (l->into)
-            l->into_at += n;
-        else
-            l->filling->got += n;
-        if (!l->left) {
-            hx_work *w = l->into;
-            l->into = NULL;
-            l->filling = NULL;
-            if (w)
-                received(c, w);
-        }
-    }
-    return moved;
 }
 
 /* A posted receive against what has arrived already. */
@@ -411,11 +231,11 @@ static int match_arrivals(hx_comm *c, hx_work *w)
             if (l->arrivals_tail == a)
                 l->arrivals_tail = before;
             if (a->r.kind == R_ANNOUNCE) {
-                put(l, R_GO, a->r.message, a->r.tag, a->r.nbytes);
+                hx_p2p_put(l, R_GO, a->r.message, a->r.tag, a->r.nbytes);
             } else {
                 memcpy(w->p2p_ptr, a->data, w->nbytes);
-                put(l, R_ACK, a->r.message, a->r.tag, a->r.nbytes);
-                received(c, w);
+                hx_p2p_put(l, R_ACK, a->r.message, a->r.tag, a->r.nbytes);
+                hx_p2p_received(c, w);
             }
             free(a->data);
             free(a);
@@ -449,17 +269,17 @@ int hx_p2p_progress(hx_comm *c)
             w->p2p_state = S_READY;
             moved |= match_arrivals(c, w);
         } else if (w->p2p_state == S_COPY_OUT && c->dev->event_query(c->dev_ctx, w->events[0]) == HETCCL_OK) {
-            done(c, w, &p->recvs, &p->recvs_tail);
+            hx_p2p_done(c, w, &p->recvs, &p->recvs_tail);
             moved = 1;
         }
     }
     for (plink *l = p->links; l && !atomic_load_explicit(&c->failed, memory_order_relaxed); l = l->next) {
         if (!l->dead) {
             if (l->outgoing)
-                moved |= start_sends(c, l);
-            moved |= write_out(c, l);
-            moved |= read_in(c, l);
-            moved |= write_out(c, l);
+                moved |= hx_p2p_start_sends(c, l);
+            moved |= hx_p2p_write(c, l);
+            moved |= hx_p2p_read(c, l);
+            moved |= hx_p2p_write(c, l);
         }
         if (l->dead && missed(c, l)) {
             c->fail_ranks[0] = l->peer;

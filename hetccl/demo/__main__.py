@@ -82,9 +82,25 @@ class Jobs:
         env = dict(os.environ, OMP_NUM_THREADS="1", HETCCL_RANKS=format_ranks(job.ranks))
         if self._args.transports:
             env["HETCCL_TRANSPORTS"] = self._args.transports
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={len(job.ranks)}",
-                   "-m", "hetccl.demo.train", "--backend", job.backend, "--steps", str(self._args.steps),
-                   "--label", job.label, "--result", str(result), "--meet", meet]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={len(job.ranks)}",
+            "-m",
+            "hetccl.demo.train",
+            "--backend",
+            job.backend,
+            "--steps",
+            str(self._args.steps),
+            "--label",
+            job.label,
+            "--result",
+            str(result),
+            "--meet",
+            meet,
+        ]
         return subprocess.Popen(command, env=env, start_new_session=True)
 
     def _watch(self, started: list[tuple[Job, Path, subprocess.Popen[bytes]]]) -> None:
@@ -105,7 +121,7 @@ class Jobs:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a job that still runs: torchrun passes a polite signal on to its ranks; what remains of its session is killed."""
+    """Ends a job that still runs: torchrun passes the signal on to its ranks; what then remains is killed."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -133,7 +149,7 @@ def _halves(whole: list[RankSpec]) -> list[list[RankSpec]]:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m hetccl.demo", description=__doc__)
-    parser.add_argument("--ranks", default="", help='vendors in rank order (default: "oneccl:2,host:2" where oneCCL runs)')
+    parser.add_argument("--ranks", default="", help="vendors in rank order; oneccl:2,host:2 where oneCCL runs")
     parser.add_argument("--steps", type=int, default=80, help="training steps of each run")
     parser.add_argument("--transports", default="", help='transports between islands, as in "shm,tcp"')
     parser.add_argument("--setup-seconds", type=float, help="time that building and installing took, for the report")

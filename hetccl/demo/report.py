@@ -11,8 +11,14 @@ __all__ = ["comparison", "show", "single"]
 Rows = list[tuple[str, str]]
 
 
-def comparison(mixed: dict[str, Any], gloo: dict[str, Any], parts: list[dict[str, Any]], remark: str,
-               setup_seconds: float | None, seconds: float) -> Rows:
+def comparison(
+    mixed: dict[str, Any],
+    gloo: dict[str, Any],
+    parts: list[dict[str, Any]],
+    remark: str,
+    setup_seconds: float | None,
+    seconds: float,
+) -> Rows:
     """Rows for the whole demo: the mixed run, beside Gloo and beside each island as a job of its own."""
     rows = [("oneCCL", remark)] if remark else []
     rows += _layout(mixed) + _vendor_calls(mixed)
@@ -21,7 +27,8 @@ def comparison(mixed: dict[str, Any], gloo: dict[str, Any], parts: list[dict[str
     rows.append(("last loss on Gloo", f"{gloo['last_loss']:.4f} (difference {difference:+.2e})"))
     speed = mixed["tokens_per_second"]
     rows.append(("tokens/s, all ranks", f"{speed:.0f}"))
-    rows.append(("tokens/s on Gloo", f"{gloo['tokens_per_second']:.0f} (hetccl is {speed / gloo['tokens_per_second']:.2f} times as fast)"))
+    times = speed / gloo["tokens_per_second"]
+    rows.append(("tokens/s on Gloo", f"{gloo['tokens_per_second']:.0f} (hetccl is {times:.2f} times as fast)"))
     rows += _halves(speed, parts)
     rows += _border(mixed)
     rows.append(("parameters identical on all ranks", _yes(mixed["identical"])))
@@ -78,7 +85,8 @@ def _layout(run: dict[str, Any]) -> Rows:
     rows: Rows = []
     for island, members in sorted(islands.items()):
         hosts = ", ".join(dict.fromkeys(str(member["host"]) for member in members))
-        rows.append(("islands", f"{island}: {members[0]['vendor']}, ranks {', '.join(str(m['rank']) for m in members)} on {hosts}"))
+        ranks = ", ".join(str(member["rank"]) for member in members)
+        rows.append(("islands", f"{island}: {members[0]['vendor']}, ranks {ranks} on {hosts}"))
     pairs: dict[str, list[str]] = {}
     for a, b, path in run["paths"]:
         pairs.setdefault(path, []).append(f"{a}-{b}")
@@ -92,8 +100,11 @@ def _vendor_calls(run: dict[str, Any]) -> Rows:
     carried: dict[str, Counter[str]] = {}
     for rank, calls in enumerate(run["vendor_calls"]):
         carried.setdefault(vendor_of.get(rank, "?"), Counter()).update(_flat(calls))
-    return [("vendor calls", f"{vendor}: " + (", ".join(f"{call} {n}" for call, n in sorted(calls.items()) if n) or "none"))
-            for vendor, calls in carried.items()]
+    rows: Rows = []
+    for vendor, calls in carried.items():
+        counts = ", ".join(f"{call} {n}" for call, n in sorted(calls.items()) if n)
+        rows.append(("vendor calls", f"{vendor}: {counts or 'none'}"))
+    return rows
 
 
 def _flat(calls: Any, prefix: str = "") -> Counter[str]:
@@ -108,7 +119,7 @@ def _flat(calls: Any, prefix: str = "") -> Counter[str]:
 
 
 def _halves(speed: float, parts: list[dict[str, Any]]) -> Rows:
-    """Throughput of the islands as separate jobs that ran at the same time, within the time in which all of them ran."""
+    """Throughput of the islands as jobs of their own, within the time in which all of them ran."""
     if not parts:
         return []
     start = max(part["ends"][0] for part in parts)
@@ -121,8 +132,10 @@ def _halves(speed: float, parts: list[dict[str, Any]]) -> Rows:
         speeds.append((len(steps) - 1) * part["tokens_per_step"] / (steps[-1] - steps[0]))
     total = sum(speeds)
     each = ", ".join(f"{part['label']} {one:.0f}" for part, one in zip(parts, speeds, strict=True))
-    return [("tokens/s of the islands alone", f"{each}; sum {total:.0f} (at the same time)"),
-            ("mixed efficiency", f"{100 * speed / total:.0f} % of that sum (on shared cores)")]
+    return [
+        ("tokens/s of the islands alone", f"{each}; sum {total:.0f} (at the same time)"),
+        ("mixed efficiency", f"{100 * speed / total:.0f} % of that sum (on shared cores)"),
+    ]
 
 
 def _border(run: dict[str, Any]) -> Rows:
@@ -132,7 +145,8 @@ def _border(run: dict[str, Any]) -> Rows:
         return []
     sent = sum(traffic["border_bytes"] for traffic in run["traffic"])
     bound = 2 * (islands - 1) * run["reduced_bytes"]
-    return [("border bytes", f"{sent / 1e6:.2f} MB sent, bound 2(C-1)S = {bound / 1e6:.2f} MB ({sent / bound:.3f} of it)")]
+    share = f"bound 2(C-1)S = {bound / 1e6:.2f} MB ({sent / bound:.3f} of it)"
+    return [("border bytes", f"{sent / 1e6:.2f} MB sent, {share}")]
 
 
 def _yes(answer: bool) -> str:

@@ -3,8 +3,8 @@
 
 Runs by itself under torchrun, on one host or several:
     HETCCL_RANKS=oneccl:2,host:2 torchrun --standalone --nproc-per-node=4 -m hetccl.demo.train
-    HETCCL_RANKS=host@a:2,host@b:2 torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:PORT \\
-        -m hetccl.demo.train
+    HETCCL_RANKS=host@a:2,host@b:2 torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d \\
+        --rdzv-endpoint HOST:PORT -m hetccl.demo.train
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def train(args: argparse.Namespace, began: float) -> dict[str, Any]:
             ends.append(time.time())
         if losses[-1][0] == step + 1 and rank == 0:
             speed = (len(ends) - 1) * size * args.batch * args.context / (ends[-1] - ends[0]) if len(ends) > 1 else 0.0
-            _say(args, f"step {step + 1:4d}/{args.steps}   loss {losses[-1][1]:.4f}" + (f"   {speed:8.0f} tokens/s" if speed else ""))
+            shown = f"   {speed:8.0f} tokens/s" if speed else ""
+            _say(args, f"step {step + 1:4d}/{args.steps}   loss {losses[-1][1]:.4f}{shown}")
     after = _stats(args.backend)
     dist.barrier()
 
@@ -112,7 +113,7 @@ def train(args: argparse.Namespace, began: float) -> dict[str, Any]:
 
 
 def _identical(model: torch.nn.Module) -> bool:
-    """Whether all ranks hold the same bits of all parameters. Compared byte by byte through the store, not by hetccl."""
+    """Whether all ranks hold the same bits of all parameters. All bytes are compared, through the store only."""
     rank, size, store = dist.get_rank(), dist.get_world_size(), _store()
     raw = b"".join(p.detach().contiguous().view(torch.uint8).numpy().tobytes() for p in model.parameters())
     digest = hashlib.sha256(raw).hexdigest()
@@ -179,7 +180,7 @@ def _say(args: argparse.Namespace, text: str) -> None:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="hetccl.demo.train", description="Trains a small model with DistributedDataParallel.")
+    parser = argparse.ArgumentParser(prog="hetccl.demo.train", description="Trains a small model.")
     parser.add_argument("--backend", default="hetccl")
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--batch", type=int, default=8, help="sequences a rank and step")

@@ -44,4 +44,5 @@ def warn_if_untried() -> None:
     version = ".".join(torch.__version__.split(".")[:2])
     if version not in TRIED and version not in _warned:
         _warned.add(version)
-        warnings.warn(f"hetccl has not been tried with torch {torch.__version__} (tried: {', '.join(TRIED)})", stacklevel=3)
+        tried = ", ".join(TRIED)
+        warnings.warn(f"hetccl has not been tried with torch {torch.__version__} (tried: {tried})", stacklevel=3)

@@ -15,6 +15,7 @@ from torch._C import _distributed_c10d as c10d
 from hetccl.errors import UsageError
 from hetccl.torch import _tensors
 from hetccl.torch._errors import for_torch
+from hetccl.torch._work import HetWork, join
 from hetccl.types import DType, Op, RedOp
 
 __all__ = ["ComposedOps"]
@@ -54,7 +55,8 @@ class ComposedOps:
         with _as_torch_errors():
             if targets[self._rank].numel() != tensor.numel():
                 raise UsageError(
-                    f"all_gather: this rank's input has {tensor.numel()} elements, its place in the list {targets[self._rank].numel()}"
+                    f"all_gather: this rank's input has {tensor.numel()} elements, "
+                    f"its place in the list {targets[self._rank].numel()}"
                 )
         targets[self._rank].detach().copy_(tensor.detach().reshape(targets[self._rank].shape))
         works = []
@@ -70,7 +72,9 @@ class ComposedOps:
         with _as_torch_errors():
             out, sources = _one_list("reduce_scatter", outs, ins, self._size)
             if sources[self._rank].numel() != out.numel():
-                raise UsageError(f"reduce_scatter: output has {out.numel()} elements, its input {sources[self._rank].numel()}")
+                raise UsageError(
+                    f"reduce_scatter: output has {out.numel()} elements, its input {sources[self._rank].numel()}"
+                )
         if all(source.numel() == out.numel() for source in sources):
             flat = _tensors.flat_view(sources)
             if flat is None:
@@ -149,7 +153,9 @@ class ComposedOps:
         others = [r for r in range(self._size) if r != self._rank]
         return self._exchange([(r, ins[r]) for r in others], [(r, outs[r]) for r in others], opts, outs)
 
-    def all_to_all_single(self, out: Any, inp: Any, out_splits: Sequence[int], in_splits: Sequence[int], opts: Any = None) -> Any:
+    def all_to_all_single(
+        self, out: Any, inp: Any, out_splits: Sequence[int], in_splits: Sequence[int], opts: Any = None
+    ) -> Any:
         """Splits are rows of dimension 0; empty means equal parts."""
         with _as_torch_errors():
             outs = _rows(out, out_splits, self._size, "output")
@@ -161,28 +167,28 @@ class ComposedOps:
     def _exchange(self, sends: Any, receives: Any, opts: Any, outputs: Any) -> Any:
         """Posts all sends and receives, (peer, tensor) each, at once. Data only moves, so it travels as bytes."""
         timeout = opts.timeout.total_seconds() if opts.timeout.days >= 0 else 0.0
-        works, copies, kept = [], [], []
+        works, copies = [], []
+
+        def post(op: Op, source: Any, target: Any, flat: Any, peer: int) -> None:
+            code = (flat.nbytes, DType.UINT8, RedOp.SUM)
+            works.append(self._post(op, source, target, *code, peer, TAG, timeout, flat))
+
         with _as_torch_errors():
             for peer, tensor in receives:
                 _tensors.check_tensor(tensor)
                 flat = tensor if tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype)
                 if flat is not tensor:
                     copies.append((tensor, flat))
-                kept.append(flat)
-                works.append(self._post(Op.RECV, 0, flat.data_ptr(), flat.nbytes, DType.UINT8, RedOp.SUM, peer, TAG, timeout, flat))
+                post(Op.RECV, 0, flat.data_ptr(), flat, peer)
             for peer, tensor in sends:
                 _tensors.check_tensor(tensor)
                 flat = tensor.detach().contiguous()
-                works.append(self._post(Op.SEND, flat.data_ptr(), 0, flat.nbytes, DType.UINT8, RedOp.SUM, peer, TAG, timeout, flat))
-        from hetccl.torch._glue import HetWork
-
+                post(Op.SEND, flat.data_ptr(), 0, flat, peer)
         work = HetWork(tuple(works), outputs, _tensors.copier(copies) if copies else None)
         return self._handed_out(work, opts)
 
     def _joined(self, works: list[Any], outputs: Any, finish: Callable[[], None] | None = None) -> Any:
         """One work for several. Parts that ran while the caller waited are done already."""
-        from hetccl.torch._glue import join
-
         if self._coalescing is not None:
             for part in works:  # replaced by the one that covers them
                 if part in self._coalescing:
@@ -236,10 +242,14 @@ def _rows(tensor: Any, splits: Sequence[int], size: int, what: str) -> list[Any]
     rows = tensor.shape[0] if tensor.dim() else 0
     if not splits:
         if rows % size:
-            raise UsageError(f"all_to_all_single: {what} has {rows} rows, which {size} ranks cannot share equally; pass split sizes")
+            raise UsageError(
+                f"all_to_all_single: {what} has {rows} rows, which {size} ranks cannot share equally; pass split sizes"
+            )
         splits = [rows // size] * size
     if len(splits) != size or sum(splits) != rows:
-        raise UsageError(f"all_to_all_single: {what} split sizes {list(splits)} must be {size} numbers with the sum {rows}")
+        raise UsageError(
+            f"all_to_all_single: {what} split sizes {list(splits)} must be {size} numbers with the sum {rows}"
+        )
     return list(tensor.detach().split(list(splits)))
 
 

@@ -29,18 +29,28 @@ def make_group(group: Any, pg_options: Any) -> Any:
     """
     warn_if_untried()
     if getattr(getattr(group, "process_group", None), "bound_device_id", None) is not None:
-        warnings.warn("hetccl: leave device_id out: ranks without an accelerator cannot give one, and torch then takes "
-                      "other paths on each kind of rank; set HETCCL_DEVICE instead", stacklevel=2)
+        warnings.warn(
+            "hetccl: leave device_id out: ranks without an accelerator cannot give one, and torch then takes "
+            "other paths on each kind of rank; set HETCCL_DEVICE instead",
+            stacklevel=2,
+        )
     try:
         options = _options(pg_options)
         members = list(group.global_ranks_in_group)
         ranks = _member_ranks(options.ranks or os.environ.get("HETCCL_RANKS", ""), members)
         timeout = options.timeout if options.timeout is not None else group.timeout.total_seconds()
         store, name = _own_corner(group.store, group.group_id, members, group.group_size)
-        comm = Communicator(store, group.group_rank, group.group_size, name=name, ranks=ranks,
-                            transports=options.transports, timeout=timeout)
+        comm = Communicator(
+            store,
+            group.group_rank,
+            group.group_size,
+            name=name,
+            ranks=ranks,
+            transports=options.transports,
+            timeout=timeout,
+        )
     except Exception as error:
-        raise for_torch(error)
+        raise for_torch(error) from error.__cause__
     return GROUP_CLASS(comm, store, group.group_rank, group.group_size, group.group_id, group.timeout)
 
 
@@ -65,7 +75,9 @@ def _options(given: Any) -> HetcclOptions:
     try:
         return HetcclOptions(**given)
     except TypeError:
-        raise ConfigError(f"pg_options of hetccl must be HetcclOptions or a dict with keys of it, got {given!r}") from None
+        raise ConfigError(
+            f"pg_options of hetccl must be HetcclOptions or a dict of its fields, got {given!r}"
+        ) from None
 
 
 def _member_ranks(spec: str, members: list[int]) -> str | None:

@@ -13,11 +13,20 @@ from hetccl.errors import UnsupportedError, UsageError
 from hetccl.torch._compat import premul_factor
 from hetccl.types import DType, RedOp
 
-__all__ = ["DTYPES", "REDOPS", "check_tensor", "copier", "dtype_code", "flat_view", "one", "overlap", "reduction", "same_dtype"]
+__all__ = [
+    "DTYPES",
+    "REDOPS",
+    "check_tensor",
+    "copier",
+    "dtype_code",
+    "flat_view",
+    "one",
+    "overlap",
+    "reduction",
+    "same_dtype",
+]
 
-DTYPES: dict[Any, int] = {
-    getattr(torch, member.label): int(member) for member in DType if hasattr(torch, member.label)
-}
+DTYPES: dict[Any, int] = {getattr(torch, member.label): int(member) for member in DType if hasattr(torch, member.label)}
 
 # Keyed by hash: torch makes a new object at each read of `opts.reduceOp`, and hashing it is the quickest comparison.
 REDOPS: dict[int, int] = {
@@ -43,14 +52,14 @@ def check_tensor(tensor: Any) -> None:
             "Move it to the CPU, or use another back end for this device type."
         )
     if tensor.layout is not torch.strided:
-        raise UnsupportedError(f"hetccl was given a tensor of layout {tensor.layout}; only dense tensors are taken: call to_dense()")
+        raise UnsupportedError(f"hetccl takes dense tensors only, this one is {tensor.layout}: call to_dense()")
 
 
 def dtype_code(tensor: Any) -> int:
     """Number of the tensor's dtype. Raises UnsupportedError."""
     code = DTYPES.get(tensor.dtype)
     if code is None:
-        raise UnsupportedError(f"hetccl has no element type for {tensor.dtype}; convert the tensor, or send it as torch.uint8")
+        raise UnsupportedError(f"hetccl has no element type for {tensor.dtype}; convert it, or view it as torch.uint8")
     return code
 
 
@@ -87,7 +96,8 @@ def flat_view(tensors: Any) -> Any:
     position = first.data_ptr()
     total = 0
     for tensor in tensors:
-        if not tensor.is_contiguous() or tensor.data_ptr() != position or tensor.untyped_storage().data_ptr() != storage:
+        here = tensor.data_ptr()
+        if not tensor.is_contiguous() or here != position or tensor.untyped_storage().data_ptr() != storage:
             return None
         position += tensor.nbytes
         total += tensor.numel()

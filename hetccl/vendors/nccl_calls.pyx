@@ -338,8 +338,8 @@ cdef inline int enter(Lib *l, Comm *c, const hetccl_ccl_args *a, int kind) noexc
     if atomic_load(&c.aborting):
         return explain(HETCCL_ABORTED, ABORTED)
     if l.one_at_a_time and hetccl_nccl_lock(l, c.timeout_s) != 0:
-        return explain(HETCCL_TIMED_OUT, "the library makes one call at a time, and another one of this process has not "
-                                         "returned: has a rank died in it, or do ranks call in different orders?")
+        return explain(HETCCL_TIMED_OUT, "the library makes one call at a time, and another one of this process has "
+                                         "not returned: has a rank died in it, or do ranks call in different orders?")
     return GO
 
 

@@ -60,8 +60,8 @@ cdef class NcclShapedCcl:
                     return address
         if required:
             raise PluginLoadError(
-                f"{self.shape.name}: {self.library.path} has no {' or '.join(names)}, so it is not the library it seems "
-                f"to be, or far too old. {self.shape.remedy}", library=self.library.path, symbol=names[0])
+                f"{self.shape.name}: {self.library.path} has no {' or '.join(names)}, so it is not the library it "
+                f"seems to be, or far too old. {self.shape.remedy}", library=self.library.path, symbol=names[0])
         return NULL
 
 
@@ -70,8 +70,8 @@ cdef int fill_data(Lib *l, shape) except -1:
     cdef bytes config = shape.config
     cdef bytes text = shape.prefix.encode()
     if not (1 <= shape.id_bytes <= HETCCL_NCCL_ID_MAX if shape.id_by_pointer else shape.id_bytes in (128, 136, 4096)):
-        raise ConfigError(f"{shape.name}: an id of {shape.id_bytes} bytes is not covered; by value there are 128, 136 and "
-                          f"4096, by pointer up to {HETCCL_NCCL_ID_MAX}")
+        raise ConfigError(f"{shape.name}: an id of {shape.id_bytes} bytes is not covered; by value there are 128, 136 "
+                          f"and 4096, by pointer up to {HETCCL_NCCL_ID_MAX}")
     if len(config) > HETCCL_NCCL_CONFIG_MAX or len(text) > 31:
         raise ConfigError(f"{shape.name}: config may have {HETCCL_NCCL_CONFIG_MAX} bytes, prefix 31")
     memcpy(l.config, <const char *>config, len(config))
@@ -124,7 +124,7 @@ cdef int fill_calls(NcclShapedCcl self, Lib *l) except -1:
 
 
 cdef int fill_masks(Lib *l, shape) except -1:
-    """Which types are moved and reduced. A type the library lacks is moved as one of its size, complex sums as two reals."""
+    """Which types are moved and reduced. A type the library lacks is moved as one of its size."""
     cdef int d, r
     carriers = {dtype.itemsize: number for dtype, number in reversed(shape.dtypes.items())}
     halves = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}

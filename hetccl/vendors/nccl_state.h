@@ -82,10 +82,10 @@ typedef struct { char bytes[128]; } hetccl_nccl_id128;
 typedef struct { char bytes[136]; } hetccl_nccl_id136;
 typedef struct { char bytes[4096]; } hetccl_nccl_id4096;
 
-#define HETCCL_NCCL_INIT(COUNT, ID, id_value)                                                           \
-    (l->config_len                                                                                      \
-         ? ((int (*)(void **, COUNT, ID, int, void *))l->init)(&c->handle, (COUNT)c->n_ranks, id_value, c->rank, config) \
-         : ((int (*)(void **, COUNT, ID, int))l->init)(&c->handle, (COUNT)c->n_ranks, id_value, c->rank))
+#define HETCCL_NCCL_INIT(COUNT, ID, id_value)                                                        \
+    (l->config_len ? ((int (*)(void **, COUNT, ID, int, void *))l->init)(&c->handle, (COUNT)c->n_ranks, \
+                                                                        id_value, c->rank, config)      \
+                   : ((int (*)(void **, COUNT, ID, int))l->init)(&c->handle, (COUNT)c->n_ranks, id_value, c->rank))
 #define HETCCL_NCCL_INIT_ID(ID, id_value) \
     (l->ranks_are_size_t ? HETCCL_NCCL_INIT(size_t, ID, id_value) : HETCCL_NCCL_INIT(int, ID, id_value))
 

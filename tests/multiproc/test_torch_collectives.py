@@ -13,22 +13,14 @@ pytest.importorskip("torch")
 
 TWO = "host@a:1,host@b:1"
 THREE = "host@a:2,host@b:1"
-FOUR = "host@a:2,host@b:2"
 
 
 @pytest.mark.parametrize("ranks", [TWO, THREE])
-@pytest.mark.parametrize("body", ["collectives", "composed", "objects", "point_to_point", "layouts", "works", "coalescing",
-                                  "functional"])
+@pytest.mark.parametrize(
+    "body", ["collectives", "composed", "objects", "point_to_point", "layouts", "works", "coalescing"]
+)
 def test_operations(body: str, ranks: str) -> None:
     run(_BODIES[body], ranks, timeout=80)
-
-
-def test_subgroups() -> None:
-    run(subgroups, FOUR, timeout=80)
-
-
-def test_refusals() -> None:
-    run(refusals, TWO, timeout=60)
 
 
 def joined() -> Any:
@@ -227,8 +219,12 @@ def layouts(rank: int, size: int) -> None:
         _done(dist.all_gather(outs, (torch.ones(2, 4) * rank).t()[:, 1], async_op=async_op), async_op)
         same(torch.stack(outs), torch.arange(float(size)).repeat_interleave(4).view(size, 4))
         part = torch.zeros(5, 3)[:, 2]
-        _done(dist.reduce_scatter_tensor(part, torch.arange(5.0 * size).view(size, 5).t().contiguous().t().reshape(-1),
-                                         async_op=async_op), async_op)
+        _done(
+            dist.reduce_scatter_tensor(
+                part, torch.arange(5.0 * size).view(size, 5).t().contiguous().t().reshape(-1), async_op=async_op
+            ),
+            async_op,
+        )
         same(part, size * (torch.arange(5.0) + 5 * rank))
         scalar = torch.tensor(rank + 1.0)
         _done(dist.all_reduce(scalar, async_op=async_op), async_op)
@@ -332,91 +328,6 @@ def coalescing(rank: int, size: int) -> None:
     dist.destroy_process_group()
 
 
-def functional(rank: int, size: int) -> None:
-    """Functional collectives and DTensor, which need the group's name."""
-    import torch
-    import torch.distributed._functional_collectives as funcol
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-
-    dist = joined()
-    group = dist.group.WORLD
-    same(funcol.all_reduce(torch.full((3,), rank + 1.0), "sum", group) + 0, torch.full((3,), float(size * (size + 1) // 2)))
-    same(funcol.all_gather_tensor(torch.full((2,), float(rank)), 0, group) + 0, torch.arange(float(size)).repeat_interleave(2))
-    same(funcol.reduce_scatter_tensor(torch.ones(2 * size), "sum", 0, group) + 0, torch.full((2,), float(size)))
-    same(funcol.broadcast(torch.full((2,), float(rank)), 1, group) + 0, torch.ones(2))
-    same(funcol.all_to_all_single(torch.full((size,), float(rank)), None, None, group) + 0, torch.arange(float(size)))
-    mesh = init_device_mesh("cpu", (size,))
-    whole = torch.arange(16.0 * size).reshape(4 * size, 4)
-    sharded = distribute_tensor(whole, mesh, [Shard(0)])
-    same(sharded.full_tensor(), whole)
-    same(sharded.redistribute(mesh, [Shard(1)]).full_tensor(), whole)
-    partial = DTensor.from_local(torch.ones(2 * size, 2), mesh, [Partial()])
-    same(partial.redistribute(mesh, [Replicate()]).to_local(), torch.full((2 * size, 2), float(size)))
-    same(partial.redistribute(mesh, [Shard(0)]).to_local(), torch.full((2, 2), float(size)))
-    dist.destroy_process_group()
-
-
-def subgroups(rank: int, size: int) -> None:
-    """Groups inside an island, across islands, overlapping, of one rank, and of another back end."""
-    import torch
-
-    dist = joined()
-    pair = [rank - rank % 2, rank - rank % 2 + 1]
-    group = dist.new_group(pair, use_local_synchronization=True)
-    t = torch.full((1,), float(rank))
-    dist.all_reduce(t, group=group)
-    assert t.item() == sum(pair)
-    dist.destroy_process_group(group)
-    for members in ([0, 1], [2, 3], [1, 2], [0, 3], [0, 1, 2], [3], [3, 1, 0]):
-        group = dist.new_group(members)
-        if rank in members:
-            t = torch.full((9,), float(rank))
-            dist.all_reduce(t, group=group)
-            same(t, torch.full((9,), float(sum(members))))
-            t = torch.full((2,), float(rank))
-            dist.broadcast(t, members[-1], group=group)
-            same(t, torch.full((2,), float(members[-1])))
-    gloo = dist.new_group(backend="gloo")
-    t = torch.ones(1)
-    dist.all_reduce(t, group=gloo)
-    assert t.item() == size
-    t = torch.ones(1)
-    dist.all_reduce(t)
-    assert t.item() == size
-    dist.destroy_process_group()
-
-
-def refusals(rank: int, size: int) -> None:
-    """What cannot be done is refused at once, with a typed error that is torch's too, and the group lives on."""
-    import torch
-
-    from hetccl.errors import UnsupportedError, UsageError
-    from hetccl.torch._compat import HAS_PYTHON_BACKEND
-
-    dist = joined()
-    cases = [
-        (UnsupportedError, lambda: dist.broadcast(torch.eye(2).to_sparse(), 0)),
-        (UnsupportedError, lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e8m0fnu))),
-        (UsageError, lambda: dist.group.WORLD.allreduce([torch.ones(1), torch.ones(1)])),
-        (UsageError, lambda: dist.group.WORLD.all_gather_single(torch.ones(size + 1), torch.ones(1))),
-        (UsageError, lambda: dist.group.WORLD.all_to_all_single(torch.ones(size + 1), torch.ones(size + 1), [], [])),
-    ]
-    if not HAS_PYTHON_BACKEND:  # there torch answers for meta tensors itself
-        cases.append((UnsupportedError, lambda: dist.all_reduce(torch.empty(3, device="meta"))))
-    for kind, call in cases:
-        try:
-            call()
-        except kind as error:
-            assert isinstance(error, dist.DistBackendError), error
-        else:
-            raise AssertionError(f"expected {kind.__name__}")
-    t = torch.ones(1)
-    dist.all_reduce(t)
-    assert t.item() == size
-    dist.destroy_process_group()
-
-
 def _done(work: Any, async_op: bool) -> None:
     if async_op:
         work.wait()
@@ -424,5 +335,4 @@ def _done(work: Any, async_op: bool) -> None:
         assert work is None
 
 
-_BODIES = {body.__name__: body for body in (collectives, composed, objects, point_to_point, layouts, works, coalescing,
-                                            functional)}
+_BODIES = {body.__name__: body for body in (collectives, composed, objects, point_to_point, layouts, works, coalescing)}

@@ -18,8 +18,14 @@ ROOT = Path(__file__).resolve().parents[2]
 def python(source: str, folder: Path | None = None, **env: str) -> str:
     """What a fresh interpreter prints. `folder` goes onto its path first."""
     path = os.pathsep.join([*([str(folder)] if folder else []), str(ROOT)])
-    done = subprocess.run([sys.executable, "-c", source], env={**os.environ, "PYTHONPATH": path, **env}, timeout=90,
-                          capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        env={**os.environ, "PYTHONPATH": path, **env},
+        timeout=90,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -50,8 +56,8 @@ print(before, "hetccl" in d.Backend.backend_list)
 
 
 def test_importing_hetccl_torch_first_works(entry_point: Path) -> None:
-    out = python("import hetccl.torch, torch.distributed as d; print(d.Backend.backend_list.count('hetccl'))", entry_point)
-    assert out.split() == ["1"]
+    source = "import hetccl.torch, torch.distributed as d; print(d.Backend.backend_list.count('hetccl'))"
+    assert python(source, entry_point).split() == ["1"]
 
 
 def test_registering_twice_and_other_defaults() -> None:

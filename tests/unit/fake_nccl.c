@@ -105,7 +105,10 @@ static int join(void **comm, size_t ranks, const unsigned char *id, int rank, co
     fake.inits++;
     return fake_init_code;
 }
-int CALL(CommInitRank)(void **comm, RANKS ranks, id_t_ id, int rank) { return join(comm, ranks, ID_AT(id), rank, NULL); }
+int CALL(CommInitRank)(void **comm, RANKS ranks, id_t_ id, int rank)
+{
+    return join(comm, ranks, ID_AT(id), rank, NULL);
+}
 int CALL(CommInitRankConfig)(void **comm, RANKS ranks, id_t_ id, int rank, void *config)
 {
     return join(comm, ranks, ID_AT(id), rank, config);

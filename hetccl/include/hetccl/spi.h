@@ -140,8 +140,8 @@ enum {
     HETCCL_CCL_MULTI_COMM      = 1u << 4,     /* several communicators a process */
     HETCCL_CCL_GROUP           = 1u << 5,     /* group_start, group_end */
     HETCCL_CCL_IN_PLACE        = 1u << 6,     /* NCCL's in-place forms work for every operation */
-    HETCCL_CCL_ONE_AT_A_TIME   = 1u << 7      /* calls of all communicators of a process must come one after another, in an order
-                                                 that is the same on all ranks: one lane a process, not one a communicator */
+    HETCCL_CCL_ONE_AT_A_TIME   = 1u << 7      /* calls on all communicators of a process must come one after another, in
+                                                 one order on all ranks: one lane a process, not one a communicator */
 };
 
 #define HETCCL_UNIQUE_ID_MAX 8192u

@@ -61,7 +61,7 @@ class HostVendor(Vendor):
         """Also the longest wait without progress in later calls. Raises `TimedOutError` with the missing ranks."""
         from hetccl.native import island
 
-        return island.join(unique_id, rank, size, timeout)
+        return island.join(unique_id, rank, size, timeout, self.local_ranks)
 
     def describe(self) -> str:
         return f"host {VERSION} (hetccl's own shared-memory collectives)"

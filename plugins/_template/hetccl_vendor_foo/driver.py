@@ -72,7 +72,7 @@ class FooVendor(Vendor):
 
     def __init__(self, request: VendorRequest) -> None:
         from hetccl.dynlib import open_library
-        from hetccl.vendors.host import _host
+        from hetccl.vendors import host_memory
         from hetccl.vendors.nccl_shaped import NcclShapedCcl
 
         wanted = shape()
@@ -81,7 +81,7 @@ class FooVendor(Vendor):
         version = self._ccl.version()
         if version is None:
             raise PluginLoadError(f"foo: {library.path} does not say its version. {REMEDY}")
-        self.device_table = _host.device_table()
+        self.device_table = host_memory.device_table()
         self.ccl_table = self._ccl.table
         # Major and minor: ranks of different versions do not form one island. The library works on one host only.
         self.island_key = IslandKey("foo", f"{version // 10000}.{version // 100 % 100}", "", request.host_id)

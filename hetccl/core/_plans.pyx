@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan in C arrays, as the executor reads it."""
+
+cimport cython
+from libc.stdint cimport int32_t
+from libc.stdlib cimport calloc, free
+
+from hetccl.core._engine cimport HX_FAN, hx_flow, hx_plan, hx_slice, hx_step
+
+from hetccl import errors
+
+
+@cython.final
+cdef class CompiledPlan:
+    """A `Plan` in C arrays."""
+
+    def __cinit__(self, plan):
+        cdef int i, lane
+        self.plan = plan
+        self.p.op, self.p.dtype, self.p.redop, self.p.root = plan.op, plan.dtype, plan.redop, plan.root
+        self.p.units, self.p.segment = plan.units, plan.segment
+        self.p.in_blocks, self.p.out_blocks = plan.in_blocks, plan.out_blocks
+        self.p.device_blocks, self.p.host_blocks = plan.device_blocks, plan.host_blocks
+        self.p.divisor, self.p.scale_divisor = plan.divisor, plan.scale_divisor
+        self.p.n_steps, self.p.n_flows = len(plan.steps), len(plan.flows)
+        self.p.steps = <hx_step *>calloc(max(1, self.p.n_steps), sizeof(hx_step))
+        self.p.flows = <hx_flow *>calloc(max(1, self.p.n_flows), sizeof(hx_flow))
+        if self.p.steps == NULL or self.p.flows == NULL:
+            raise MemoryError
+        signals = plan.signals() | set(plan.lane(0)[len(plan.lane(0)) - 1:])  # the last tells when a segment's scratch is free again
+        for i, step in enumerate(plan.steps):
+            self.fill_step(&self.p.steps[i], step, i in signals)
+        for i, flow in enumerate(plan.flows):
+            self.fill_flow(&self.p.flows[i], flow)
+        for lane in range(2):
+            order = plan.lane(lane)
+            self.p.lane_len[lane] = len(order)
+            self.p.lane_steps[lane] = <int32_t *>calloc(max(1, len(order)), sizeof(int32_t))
+            if self.p.lane_steps[lane] == NULL:
+                raise MemoryError
+            for i, index in enumerate(order):
+                self.p.lane_steps[lane][i] = index
+        self.p.max_shift = max((s.shift for s in plan.steps), default=0)
+
+    def __dealloc__(self):
+        free(self.p.steps)
+        free(self.p.flows)
+        free(self.p.lane_steps[0])
+        free(self.p.lane_steps[1])
+
+    cdef fill_step(self, hx_step *to, step, bint signal):
+        if step.n_src > 256:
+            raise errors.UnsupportedError(
+                f"a reduction that the vendor's library lacks is composed for islands of up to 256 ranks, this one has {step.n_src}")
+        to.kind, to.lane, to.shift, to.wait_step = step.kind, step.lane, step.shift, step.wait
+        to.signal, to.root, to.n_src, to.as_bytes = signal, step.root, step.n_src, step.as_bytes
+        to.first_flow, to.n_flows = step.first_flow, step.n_flows
+        to.src, to.dst, to.len = slice_of(step.src), slice_of(step.dst), slice_of(step.len)
+        mine = self.plan.flows[step.first_flow:step.first_flow + step.n_flows]
+        uses = [(f.kind, f.channel, peer) for f in mine for peer in f.peers]
+        to.exclusive = len(set(uses)) == len(uses)
+
+    cdef fill_flow(self, hx_flow *to, flow):
+        cdef int i
+        if len(flow.peers) >= HX_FAN:
+            raise errors.UnsupportedError(f"at most {HX_FAN} islands can take part, here are {len(flow.peers) + 1}")
+        to.kind, to.channel, to.n_peers = flow.kind, flow.channel, len(flow.peers)
+        to.position, to.give_back, to.finish = flow.position, flow.give_back, flow.finish
+        to.src, to.dst = slice_of(flow.src), slice_of(flow.dst)
+        for i, peer in enumerate(flow.peers):
+            to.peer[i] = peer
+
+
+cdef hx_slice slice_of(s):
+    cdef hx_slice out
+    out.buffer, out.block, out.a, out.at, out.b, out.bt = s.buffer, s.block, s.a, s.at, s.b, s.bt
+    return out
