@@ -95,27 +95,18 @@ def _layout(run: dict[str, Any]) -> Rows:
 
 
 def _vendor_calls(run: dict[str, Any]) -> Rows:
-    """What each vendor's library carried: calls of all its ranks together."""
-    vendor_of = {member["rank"]: member["vendor"] for member in run["members"]}
-    carried: dict[str, Counter[str]] = {}
+    """What each island's vendor library carried: calls of all its ranks together."""
+    member_of = {member["rank"]: member for member in run["members"]}
+    carried: dict[tuple[int, str], Counter[str]] = {}
     for rank, calls in enumerate(run["vendor_calls"]):
-        carried.setdefault(vendor_of.get(rank, "?"), Counter()).update(_flat(calls))
+        if rank in member_of:
+            key = (member_of[rank]["island"], member_of[rank]["vendor"])
+            carried.setdefault(key, Counter()).update(calls)
     rows: Rows = []
-    for vendor, calls in carried.items():
+    for (island, vendor), calls in sorted(carried.items()):
         counts = ", ".join(f"{call} {n}" for call, n in sorted(calls.items()) if n)
-        rows.append(("vendor calls", f"{vendor}: {counts or 'none'}"))
+        rows.append(("vendor calls", f"{island}: {vendor}: {counts or 'none'}"))
     return rows
-
-
-def _flat(calls: Any, prefix: str = "") -> Counter[str]:
-    """Counters of nested dicts under dotted names."""
-    found: Counter[str] = Counter()
-    for name, value in calls.items():
-        if isinstance(value, dict):
-            found.update(_flat(value, f"{prefix}{name}."))
-        else:
-            found[prefix + name] += value
-    return found
 
 
 def _halves(speed: float, parts: list[dict[str, Any]]) -> Rows:

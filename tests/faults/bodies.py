@@ -242,3 +242,12 @@ def strided(rank: int, size: int) -> None:
         gathered = np.zeros((size * 2, 3), np.int32)[::2]
         comm.all_gather(np.full((1, 3), rank, np.int32), gathered)
         assert (gathered == np.arange(size)[:, None]).all()
+
+
+def joins(rank: int, size: int) -> tuple[str, str]:
+    """What joining raises."""
+    try:
+        with hetccl.init(timeout=20):
+            return "none", ""
+    except hetccl.HetcclError as error:
+        return type(error).__name__, str(error)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank that cannot join says why, and the others do not wait for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import pytest
+
+sys.path.insert(0, os.path.dirname(__file__))
+import bodies
+
+from hetccl.testing.launch import run_results
+
+CASES = {
+    "vendor not installed": (
+        "nosuch:1,host:1", {}, "PluginNotFoundError", ["nosuch", "pip install hetccl-vendor-nosuch", "host"],
+    ),
+    "transport not installed": (
+        "host@a:1,host@b:1", {"HETCCL_TRANSPORTS": "shm,pigeon"}, "PluginNotFoundError",
+        ["pigeon", "pip install hetccl-transport-pigeon", "shm"],
+    ),
+    "library not found": (
+        "oneccl:1,host:1", {"HETCCL_ONECCL_PATH": "/nonexistent"}, "PluginLoadError", ["/nonexistent", "HETCCL_ONECCL_PATH"],
+    ),
+    "no such interface": (
+        "host@a:1,host@b:1", {"HETCCL_TRANSPORTS": "tcp", "HETCCL_SOCKET_IFNAME": "eth77"}, "ConfigError",
+        ["HETCCL_SOCKET_IFNAME", "eth77", "lo"],
+    ),
+    "too few ranks named": ("host:3", {"WORLD_SIZE": "2"}, "ConfigError", ["3", "2"]),
+    "no path": (
+        "host@a:1,host@b:1", {"HETCCL_TRANSPORTS": ","}, "ConfigError", ["HETCCL_TRANSPORTS"],
+    ),
+    "secret required": (
+        "host@a:1,host@b:1", {"HETCCL_REQUIRE_SECRET": "1"}, "ConfigError", ["HETCCL_REQUIRE_SECRET", "HETCCL_SECRET_FILE"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_message(case: str) -> None:
+    spec, env, kind, words = CASES[case]
+    started = time.monotonic()
+    results = run_results(bodies.joins, spec, timeout=40, env=env)
+    assert time.monotonic() - started < 15, "the others waited"
+    told = [r.value for r in results]
+    assert "none" not in {name for name, _ in told}, told
+    right = [text for name, text in told if name == kind]
+    assert right, told
+    assert all(word in right[0] for word in words), right[0]
+
+
+def test_the_others_learn_who_could_not_join() -> None:
+    results = run_results(bodies.joins, "host:1,nosuch:1,host:1", timeout=40)
+    assert results[1].value[0] == "PluginNotFoundError"
+    for r in (results[0], results[2]):
+        assert r.value[0] == "HetcclError"
+        assert "rank 1: PluginNotFoundError" in r.value[1]
+
+
+def test_two_jobs_at_once_do_not_meet(tmp_path: object) -> None:
+    """Same names, same host, own stores."""
+    import threading
+
+    found: list[object] = []
+
+    def job(spec: str) -> None:
+        found.append([r.value for r in run_results(bodies.reopens, spec, timeout=60)])
+
+    threads = [threading.Thread(target=job, args=(spec,)) for spec in ("host@a:1,host@b:1", "host:2")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 2
+    assert all(isinstance(value, int) for values in found for value in values), found  # type: ignore[attr-defined]

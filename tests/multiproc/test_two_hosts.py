@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two hosts played by two network namespaces, torchrun in each with its own agent, one vendor a host, TCP between."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hetccl.core import registry
+from hetccl.errors import HetcclError
+
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(240)]
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=20)
+
+
+@pytest.fixture
+def hosts(require: Callable[[object, str, str], None]) -> Iterator[list[str]]:
+    names = [f"hetccl-{uuid.uuid4().hex[:8]}" for _ in range(2)]
+    made: list[str] = []
+    try:
+        for name in names:
+            ip("netns", "add", name)
+            made.append(name)
+        ip("link", "add", "cable0", "netns", names[0], "type", "veth", "peer", "name", "cable1", "netns", names[1])
+        for number, name in enumerate(names):
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "addr", "add", f"10.78.0.{number + 1}/24", "dev", f"cable{number}")
+            ip("-n", name, "link", "set", f"cable{number}", "up")
+    except (OSError, subprocess.SubprocessError) as error:
+        for name in made:
+            subprocess.run(["ip", "netns", "del", name], timeout=20)
+        require(False, f"permission to make network namespaces ({error})", "as root, with iproute2: pytest -m netns")
+    yield names
+    for name in names:
+        subprocess.run(["ip", "netns", "del", name], timeout=20, check=True)
+
+
+def test_demo_trains_across_two_hosts(
+    hosts: list[str], tmp_path: Path, require: Callable[[object, str, str], None]
+) -> None:
+    try:
+        registry.vendor("oneccl")
+        first = "oneccl:2"
+    except HetcclError as error:
+        require(False, f"oneCCL ({error})", "hetccl fetch oneccl")
+    result = tmp_path / "result.json"
+    env = {
+        **os.environ,
+        "HETCCL_RANKS": f"{first},host:2",
+        "HETCCL_LOG": "info",
+        "OMP_NUM_THREADS": "1",
+        "HETCCL_TIMEOUT": "60",
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+    }
+    agents = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank",
+             str(number), "--nproc-per-node", "2", "--master-addr", "10.78.0.1", "--master-port", "29777",
+             "-m", "hetccl.demo.train", "--steps", "12", "--width", "32", "--layers", "1", "--every", "4",
+             "--result", str(result)],
+            env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+        for number, name in enumerate(hosts)
+    ]
+    try:
+        deadline = time.monotonic() + 200
+        outputs = [agent.communicate(timeout=max(1.0, deadline - time.monotonic()))[0] for agent in agents]
+    finally:
+        for agent in agents:
+            if agent.poll() is None:
+                os.killpg(agent.pid, signal.SIGKILL)
+                agent.wait()
+    assert [agent.returncode for agent in agents] == [0, 0], "\n".join(outputs)
+    found = json.loads(result.read_text())
+    assert found["identical"]
+    assert found["last_loss"] < found["first_loss"]
+    paths = {path for _, _, path in found["paths"]}
+    assert all(path.startswith("tcp cable") for path in paths), paths
+    assert {m["vendor"] for m in found["members"]} == {"oneccl", "host"}
+    border = sum(t["border_bytes"] for t in found["traffic"])
+    assert border > 0
