@@ -37,13 +37,14 @@ void hx_flows_begin(hx_work *w, const hx_step *s, int64_t segment)
 
 static size_t chunk_at(size_t pos, size_t n, size_t chunk) { return n - pos < chunk ? n - pos : chunk; }
 
-/* Sends [sent, limit) chunk by chunk. HETCCL_OK when sent reaches limit. */
+/* Sends the next chunk of [sent, limit). HETCCL_OK when sent has reached limit. One chunk a call: sums and results take turns
+ * with what is sent, so that both ranks of a pair work at once. */
 static int send_up_to(hx_work *w, const hx_flow *f, int k, const char *base, size_t *sent, size_t limit, size_t n, int channel,
                       size_t chunk, size_t es, int *moved)
 {
     hx_comm *c = w->comm;
     hx_peer *p = &c->peers[f->peer[k]];
-    while (*sent < limit) {
+    if (*sent < limit) {
         size_t m = chunk_at(*sent, n, chunk);
         hetccl_message msg = {sizeof msg, w->fingerprint, channel, 0, (char *)base + *sent * es, m * es};
         int rc = p->ops->send(p->ctx, p->ep, &msg);
@@ -55,7 +56,7 @@ static int send_up_to(hx_work *w, const hx_flow *f, int k, const char *base, siz
         *moved = 1;
         atomic_fetch_add_explicit(&c->border_sent, m * es, memory_order_relaxed);
     }
-    return HETCCL_OK;
+    return *sent < limit ? HETCCL_IN_PROGRESS : HETCCL_OK;
 }
 
 static int run_send(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t chunk, size_t es, int *moved)
@@ -69,14 +70,14 @@ static int run_recv(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t chun
 {
     hx_peer *p = &w->comm->peers[f->peer[0]];
     int rc = HETCCL_OK;
-    while (st->pos < st->n) {
+    if (st->pos < st->n) {
         size_t m = chunk_at(st->pos, st->n, chunk);
         hetccl_message msg = {sizeof msg, w->fingerprint, f->channel, 0, st->dst + st->pos * es, m * es};
         rc = p->ops->recv(p->ctx, p->ep, &msg);
-        if (rc != HETCCL_OK)
-            break;
-        st->pos += m;
-        *moved = 1;
+        if (rc == HETCCL_OK) {
+            st->pos += m;
+            *moved = 1;
+        }
     }
     if (rc > HETCCL_IN_PROGRESS)
         return flow_error(w, p, f->peer[0], rc);
@@ -162,13 +163,13 @@ static int combine_chunk(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t
 static int run_own(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t chunk, size_t es, int *moved)
 {
     int rc = HETCCL_OK;
-    while (st->pos < st->n) {
+    if (st->pos < st->n) {
         size_t m = chunk_at(st->pos, st->n, chunk);
         rc = combine_chunk(w, f, st, m, es);
-        if (rc != HETCCL_OK)
-            break;
-        st->pos += m;
-        *moved = 1;
+        if (rc == HETCCL_OK) {
+            st->pos += m;
+            *moved = 1;
+        }
     }
     if (rc > HETCCL_IN_PROGRESS)
         return rc;

@@ -131,6 +131,8 @@ def owners(topology: Topology, shared: Shared, rank: int) -> Plan:
             part = b.range(partial_buffer, first + owner * step, first + (owner + 1) * step)
             part = part.on(partial_buffer, block)
             flows += _owner_flows(part, part.on(result_buffer, block), holders, owner, isl.index, after != 1.0)
+    # what the peers wait for goes first; the order within a kind stays that of the pieces, the same at both ends
+    flows.sort(key=lambda f: f.kind != FlowKind.SEND)
     done = b.border(flows, _island_only(b, ready))
     if not isl.host_memory:
         done = b.island(StepKind.COPY, mine.on(Buffer.HOST_SCRATCH, block), mine, wait=done)
