@@ -3,7 +3,7 @@
 
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport int32_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc
 
 from hetccl.core._engine cimport *
@@ -35,7 +35,7 @@ cdef class Core:
     cdef size_t small_bytes
     cdef readonly int plan_hits, plan_misses
     cdef readonly dict operations
-    cdef double timeout
+    cdef public double timeout  # seconds, of operations that name none
     cdef bint closed, forked
 
     def __cinit__(self, int rank, int size, planner, failure, double timeout):
@@ -71,13 +71,11 @@ cdef class Core:
         if not self.c.host_memory:
             device.check(device.ops.stream_create(device.ctx, &self.c.stream), "stream_create")
 
-    def set_chunk(self, size_t chunk_bytes, size_t small_bytes):
-        """Bytes of a wire message, and up to how many an all_reduce is of the latency class."""
+    def set_shared(self, size_t chunk_bytes, size_t small_bytes, uintptr_t board, board_owner):
+        """Bytes of a wire message, up to how many an all_reduce is of the latency class, and the arrival board."""
         self.c.chunk_bytes, self.small_bytes = chunk_bytes, small_bytes
-
-    def set_board(self, uintptr_t address, owner):
-        self.keep.append(owner)
-        self.c.board = <hx_board *>address
+        self.c.board = <hx_board *>board
+        self.keep.append(board_owner)
 
     def add_transport(self, TransportTable transport):
         if self.c.n_transports == 4:
@@ -106,9 +104,6 @@ cdef class Core:
         """Lets the progress thread serve this communicator."""
         hx_engine_add(self.c)
 
-    def set_timeout(self, double timeout):
-        self.timeout = timeout
-
     cdef CompiledPlan lookup(self, int op, int dtype, int redop, int root, size_t nbytes):
         cdef bint small = op == 0 and nbytes <= self.small_bytes
         key = (<uint64_t>root << 32) | (<uint64_t>small << 24) | (redop << 16) | (dtype << 8) | op
@@ -120,10 +115,6 @@ cdef class Core:
         else:
             self.plan_hits += 1
         return <CompiledPlan>found
-
-    def plan(self, int op, int dtype, int redop, int root, size_t nbytes):
-        """The plan that an operation of this class would run."""
-        return self.lookup(op, dtype, redop, root, nbytes).plan
 
     cdef hx_work *collective(self, int op, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, int dtype, int redop, int root,
                              double timeout) except NULL:
@@ -166,17 +157,11 @@ cdef class Core:
         if self.closed:
             raise errors.ClosedError("this communicator is closed; create a new one")
         if self.c.failed:
-            raise self.error(self.c.failed, b"")
+            raise self.error(self.c.failed)
         return 0
 
-    cdef object error(self, int status, const char *said):
-        cdef int i
-        ranks = tuple(self.c.fail_ranks[i] for i in range(self.c.n_fail_ranks))
-        return self.failure(status, text(said) or text(self.c.fail_text), ranks)
-
-    cdef int count_op(self, int op) except -1:
-        self.operations[op] = self.operations.get(op, 0) + 1
-        return 0
+    cdef object error(self, int status):
+        return self.failure(status, text(self.c.fail_text), self.failed_ranks())
 
     cpdef int run(self, int op, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, int dtype, int redop, int root,
                   double timeout) except -1:
@@ -187,22 +172,20 @@ cdef class Core:
             rc = hx_submit(self.c, w)
         if rc:
             hx_work_put(self.c, w)
-            raise self.error(rc, b"")
-        self.count_op(op)
+            raise self.error(rc)
+        self.operations[op] = self.operations.get(op, 0) + 1
         self.drive(w)
         rc = w.status
         if rc:
-            said = text(self.c.fail_text)
             hx_work_put(self.c, w)
-            raise self.failure(rc, said, self.failed_ranks())
+            raise self.error(rc)
         hx_work_put(self.c, w)
         return 0
 
     cdef int drive(self, hx_work *w) except -1:
-        cdef int rc
         while True:
             with nogil:
-                rc = hx_drive(self.c, w, SLICE_NS)
+                hx_drive(self.c, w, SLICE_NS)
             if w.finished:
                 return 0
             try:
@@ -234,8 +217,8 @@ cdef class Core:
                 hx_engine_kick()
         if rc:
             self.in_flight.discard(work)
-            raise self.error(rc, b"")
-        self.count_op(op)
+            raise self.error(rc)
+        self.operations[op] = self.operations.get(op, 0) + 1
         return work
 
     cdef hx_work *point_to_point(self, bint sending, uintptr_t ptr, size_t nbytes, int peer, int tag, double timeout) except NULL:
@@ -300,16 +283,10 @@ cdef class Core:
 
     @property
     def in_call(self):
-        """True while the thread that drives sits in a call of a BLOCKING vendor library."""
-        return bool(self.c.in_call)
-
-    @property
-    def overdue(self):
-        """Seconds by which such a call has passed its operation's deadline."""
-        cdef uint64_t now = hetccl_now_ns()
-        if not self.c.in_call or now < self.c.call_deadline_ns:
-            return 0.0
-        return (now - self.c.call_deadline_ns) * 1e-9
+        """Seconds after the deadline while the driving thread sits in a call of a BLOCKING library, else None."""
+        if not self.c.in_call:
+            return None
+        return (<double>hetccl_now_ns() - <double>self.c.call_deadline_ns) * 1e-9
 
     @property
     def pending(self):
@@ -377,7 +354,6 @@ cdef class Work:
 
         When the time is up `TimedOutError` is raised and the operation goes on.
         """
-        cdef int rc
         cdef uint64_t until = hetccl_now_ns() + (<uint64_t>(timeout * 1e9) if timeout else LONG_AGO)
         cdef uint64_t now, some
         while not self.w.finished:
@@ -386,7 +362,7 @@ cdef class Work:
                 raise errors.TimedOutError(f"the operation had not ended after {timeout} s; it goes on", phase="wait", missing=())
             some = min(SLICE_NS, until - now)
             with nogil:
-                rc = hx_drive(self.core.c, self.w, some)
+                hx_drive(self.core.c, self.w, some)
             if not self.w.finished:
                 PyErr_CheckSignals()
         error = self.exception()
@@ -411,7 +387,7 @@ cdef class Work:
         if not self.w.finished or self.w.status == 0:
             return None
         if self.error is None:
-            self.error = self.core.failure(self.w.status, text(self.core.c.fail_text), self.core.failed_ranks())
+            self.error = self.core.error(self.w.status)
         return self.error
 
     @property
@@ -467,8 +443,7 @@ def complete_some(double timeout):
 
 
 def stop_engine():
-    with nogil:
-        hx_engine_stop()
+    hx_engine_stop()
 
 
 def after_fork():

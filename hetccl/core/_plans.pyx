@@ -5,7 +5,7 @@ cimport cython
 from libc.stdint cimport int32_t
 from libc.stdlib cimport calloc, free
 
-from hetccl.core._engine cimport HX_FAN, hx_flow, hx_plan, hx_slice, hx_step
+from hetccl.core._engine cimport HX_FAN, hx_flow, hx_slice, hx_step
 
 from hetccl import errors
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How ranks become a communicator: records out, one topology back, vendor communicators, control plane, links.
 
-Store operations grow with the number of ranks, not with its square: one record a rank, one published answer, one id an island.
+Store operations grow with the number of ranks, not with its square: one record a rank, one published answer, one id
+an island.
 """
 
 from __future__ import annotations
@@ -65,8 +66,18 @@ def host_id() -> str:
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
-def join(store: Store, rank: int, size: int, name: str, ranks: str | None, transports: str | None, config: Config, timeout: float) -> Joined:
-    """Blocks until all ranks have joined, at most `timeout` seconds. Raises typed errors; other ranks then stop waiting."""
+def join(
+    store: Store,
+    rank: int,
+    size: int,
+    name: str,
+    ranks: str | None,
+    transports: str | None,
+    config: Config,
+    timeout: float,
+) -> Joined:
+    """Blocks until all ranks have joined, at most `timeout` seconds. Raises typed errors; other ranks then stop
+    waiting."""
     if not 0 <= rank < size:
         raise UsageError(f"rank {rank} is not within 0 .. {size - 1}")
     _generation[name] += 1
@@ -111,7 +122,7 @@ def _join(
         pid=os.getpid(),
         vendor=vendor.name,
         label=spec.label,
-        island_key=tuple(vendor.island_key),
+        island_key=vendor.island_key,
         max_island=vendor.max_island,
         device=f"{vendor.name}:{config.device or 0}",
         host_memory=device.host_memory,
@@ -122,10 +133,12 @@ def _join(
         move_mask=ccl.move_mask,
         transports={t.name: t.address() for t in opened},
         max_message={n: t.max_message for n, t in tables.items()},
-        wire=tuple(WIRE_VERSIONS),
+        wire=WIRE_VERSIONS,
     )
     view.put(f"record/{rank}", json.dumps({"record": record.to_json(), "control": listener.local.name.hex()}).encode())
-    blob = _publish(view, rank, size, config, listener) if rank == 0 else json.loads(view.take("topology", "bootstrap", 0))
+    blob = (
+        _publish(view, rank, size, config, listener) if rank == 0 else json.loads(view.take("topology", "bootstrap", 0))
+    )
     topology = Topology.from_json(blob["topology"])
     records = [Record.from_json(r) for r in blob["records"]]
     control = Control(rank, topology.host_ids, secret, job)
@@ -134,7 +147,18 @@ def _join(
     listener.close()
     ccl_comm = _island_comm(view, vendor, topology, rank, deadline)
     return Joined(
-        topology, records, vendor, device, ccl, ccl_comm, opened, tables, control, f"{name}/{_generation[name]}", from_store, deadline
+        topology,
+        records,
+        vendor,
+        device,
+        ccl,
+        ccl_comm,
+        opened,
+        tables,
+        control,
+        f"{name}/{_generation[name]}",
+        from_store,
+        deadline,
     )
 
 
@@ -142,18 +166,27 @@ def _greeting(view: StoreView, rank: int, config: Config) -> tuple[str, bytes, b
     """The job's name, fresh for this communicator, and its secret: the user's, or one that rank 0 draws (design D8)."""
     mine = config.read_secret()
     if rank == 0:
-        hello = {"job": secrets.token_hex(16), "drawn": "" if mine else secrets.token_hex(32), "planner": PLANNER_VERSION}
+        hello: dict[str, Any] = {
+            "job": secrets.token_hex(16),
+            "drawn": "" if mine else secrets.token_hex(32),
+            "planner": PLANNER_VERSION,
+        }
         view.put("hello", json.dumps(hello).encode())
     else:
         hello = json.loads(view.take("hello", "bootstrap", 0))
     if hello["planner"] != PLANNER_VERSION:
         raise ConfigError(
-            f"rank 0 plans with version {hello['planner']}, rank {rank} with {PLANNER_VERSION}: install the same hetccl everywhere"
+            f"rank 0 plans with version {hello['planner']}, rank {rank} with {PLANNER_VERSION}: "
+            "install the same hetccl everywhere"
         )
     if mine and hello["drawn"]:
-        raise ConfigError("this rank has a secret, rank 0 has none: set HETCCL_SECRET or HETCCL_SECRET_FILE on every rank")
+        raise ConfigError(
+            "this rank has a secret, rank 0 has none: set HETCCL_SECRET or HETCCL_SECRET_FILE on every rank"
+        )
     if not mine and not hello["drawn"]:
-        raise ConfigError("rank 0 has a secret, this rank has none: set HETCCL_SECRET or HETCCL_SECRET_FILE on every rank")
+        raise ConfigError(
+            "rank 0 has a secret, this rank has none: set HETCCL_SECRET or HETCCL_SECRET_FILE on every rank"
+        )
     return hello["job"], mine or bytes.fromhex(hello["drawn"]), not mine
 
 
@@ -170,7 +203,7 @@ def _open_vendor(rank: int, size: int, ranks: str | None, config: Config, here: 
         key = (named.name, config.device or 0)
         if key not in _vendors:
             _vendors[key] = named.driver.open(
-                VendorRequest(named.variant, config.device or 0, here, os.environ.get("HETCCL_SOCKET_IFNAME", ""))
+                VendorRequest(named.variant, config.device or 0, here, config.socket_ifname)
             )
         return _vendors[key], spec
 
@@ -205,7 +238,7 @@ def _publish(view: StoreView, rank: int, size: int, config: Config, listener: Co
         chunk = min(chunk, config.chunk_bytes)
     topology = compute_topology(records, chunk - chunk % 64)
     many = len(set(topology.host_ids)) > 1
-    rank0 = listener.listen_remote(os.environ.get("HETCCL_SOCKET_IFNAME", ""), os.environ.get("MASTER_ADDR", "")) if many else []
+    rank0 = listener.listen_remote(config.socket_ifname, os.environ.get("MASTER_ADDR", "")) if many else []
     blob = {
         "topology": topology.to_json(),
         "records": [r.to_json() for r in records],

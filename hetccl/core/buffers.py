@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Takes arrays of any library by the protocols they offer, without importing the library.
 
-NumPy arrays (`__array_interface__`), torch tensors, anything with `__cuda_array_interface__`, DLPack or the buffer protocol.
-What is not contiguous is copied, and an output is copied back when the operation has ended.
+NumPy arrays (`__array_interface__`), torch tensors, anything with `__cuda_array_interface__`, DLPack or the buffer
+protocol. What is not contiguous is copied, and an output is copied back when the operation has ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _BY_TYPESTR = {
     "b1": DType.BOOL, "c8": DType.COMPLEX64, "c16": DType.COMPLEX128,
 }  # fmt: skip
 _BY_FORMAT = {
-    "b": DType.INT8, "B": DType.UINT8, "c": DType.UINT8, "h": DType.INT16, "H": DType.UINT16, "i": DType.INT32, "I": DType.UINT32,
+    "b": DType.INT8, "B": DType.UINT8, "c": DType.UINT8, "h": DType.INT16, "H": DType.UINT16,
+    "i": DType.INT32, "I": DType.UINT32,
     "e": DType.FLOAT16, "f": DType.FLOAT32, "d": DType.FLOAT64, "?": DType.BOOL,
 }  # fmt: skip
 _BY_NAME = {d.label: d for d in DType} | {"half": DType.FLOAT16, "float": DType.FLOAT32, "double": DType.FLOAT64}
@@ -64,14 +65,16 @@ def take(array: Any, writable: bool, what: str = "buffer") -> Buffer:
 
 
 def check_overlap(inp: Buffer, out: Buffer, allowed_at: int | None) -> None:
-    """Refuses an output that overlaps the input anywhere but in place, which is at byte `allowed_at` of the larger one."""
+    """Refuses an output that overlaps the input anywhere but in place, which is at byte `allowed_at` of the larger
+    one."""
     if inp.nbytes == 0 or out.nbytes == 0 or inp.ptr >= out.ptr + out.nbytes or out.ptr >= inp.ptr + inp.nbytes:
         return
     large, small = (inp, out) if inp.nbytes >= out.nbytes else (out, inp)
     if allowed_at is not None and small.ptr == large.ptr + allowed_at:
         return
     raise UsageError(
-        f"the output overlaps the input (input at {inp.ptr:#x}, {inp.nbytes} bytes; output at {out.ptr:#x}, {out.nbytes} bytes). "
+        f"the output overlaps the input (input at {inp.ptr:#x}, {inp.nbytes} bytes; "
+        f"output at {out.ptr:#x}, {out.nbytes} bytes). "
         "Pass separate memory, or the same memory to work in place"
     )
 
@@ -79,9 +82,13 @@ def check_overlap(inp: Buffer, out: Buffer, allowed_at: int | None) -> None:
 def _torch(tensor: Any, writable: bool, what: str) -> Buffer:
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in _BY_NAME:
-        raise UnsupportedError(f"{what}: no path supports dtype {tensor.dtype}; supported are {', '.join(sorted(_BY_NAME))}")
+        raise UnsupportedError(
+            f"{what}: no path supports dtype {tensor.dtype}; supported are {', '.join(sorted(_BY_NAME))}"
+        )
     if getattr(tensor, "is_sparse", False) or str(tensor.layout) != "torch.strided":
-        raise UnsupportedError(f"{what}: only dense tensors can be sent, this one has layout {tensor.layout}; use to_dense()")
+        raise UnsupportedError(
+            f"{what}: only dense tensors can be sent, this one has layout {tensor.layout}; use to_dense()"
+        )
     dense = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
     finish = None
     if writable and dense is not tensor:
@@ -101,7 +108,9 @@ def _interface(array: Any, interface: dict[str, Any], writable: bool, what: str)
     if _contiguous(shape, interface.get("strides"), dtype.itemsize):
         return Buffer(ptr, math.prod(shape), dtype, array)
     if not hasattr(array, "copy") or not hasattr(array, "__setitem__"):
-        raise UsageError(f"{what} is not contiguous and its type {type(array).__name__} cannot be copied; pass a contiguous one")
+        raise UsageError(
+            f"{what} is not contiguous and its type {type(array).__name__} cannot be copied; pass a contiguous one"
+        )
     dense = array.copy(order="C") if type(array).__module__.partition(".")[0] in ("numpy", "cupy") else array.copy()
     inner = take(dense, False, what)
 
@@ -118,10 +127,14 @@ def _dtype(array: Any, typestr: str, what: str) -> DType:
     elif typestr[1:] in _BY_TYPESTR:
         found = _BY_TYPESTR[typestr[1:]]
     else:
-        raise UnsupportedError(f"{what}: no path supports dtype {name or typestr}; supported are {', '.join(sorted(_BY_NAME))}")
+        raise UnsupportedError(
+            f"{what}: no path supports dtype {name or typestr}; supported are {', '.join(sorted(_BY_NAME))}"
+        )
     little = typestr[0] != ">"
     if not little and found.itemsize > 1:
-        raise UnsupportedError(f"{what}: big-endian data ({typestr}) cannot be sent; convert it to the machine's own order")
+        raise UnsupportedError(
+            f"{what}: big-endian data ({typestr}) cannot be sent; convert it to the machine's own order"
+        )
     return found
 
 
@@ -147,7 +160,11 @@ def _memory(array: Any, writable: bool, what: str) -> Buffer:
     code = view.format.lstrip("@=<")
     dtype = _BY_FORMAT.get(code)
     if code in ("l", "q", "L", "Q"):  # long differs between systems, its size does not lie
-        dtype = {4: DType.INT32, 8: DType.INT64}[view.itemsize] if code in "lq" else {4: DType.UINT32, 8: DType.UINT64}[view.itemsize]
+        dtype = (
+            {4: DType.INT32, 8: DType.INT64}[view.itemsize]
+            if code in "lq"
+            else {4: DType.UINT32, 8: DType.UINT64}[view.itemsize]
+        )
     if dtype is None:
         raise UnsupportedError(f"{what}: no path supports elements of format {view.format!r}")
     if not view.c_contiguous:

@@ -90,8 +90,8 @@ class Communicator:
             joined.device, joined.ccl, joined.ccl_comm, island.ranks.index(self.rank), mates,
             len(joined.control.local_ranks), config.check != "off",
         )  # fmt: skip
-        self._core.set_chunk(joined.topology.chunk_bytes, self._planner.small_bytes)
-        self._core.set_board(joined.control.address, joined.control.owner)
+        control = joined.control
+        self._core.set_shared(joined.topology.chunk_bytes, self._planner.small_bytes, control.address, control.owner)
         for table in joined.tables.values():
             self._core.add_transport(table)
         self._endpoints: dict[int, tuple[str, int]] = {}
@@ -165,7 +165,15 @@ class Communicator:
     # ---- the same by address, for layers that have their own arrays
 
     def run(
-        self, op: int, in_ptr: int, out_ptr: int, count: int, dtype: int, redop: int = 0, root: int = 0, timeout: float = 0
+        self,
+        op: int,
+        in_ptr: int,
+        out_ptr: int,
+        count: int,
+        dtype: int,
+        redop: int = 0,
+        root: int = 0,
+        timeout: float = 0,
     ) -> None:
         """One blocking collective on memory at two addresses (equal: in place; broadcast uses `out_ptr`).
 
@@ -201,7 +209,11 @@ class Communicator:
         self, op: str, nbytes: int, dtype: str | DType = "float32", redop: str | RedOp = "sum", root: int = 0
     ) -> Explanation:
         """What an operation on `nbytes` bytes (as `count` in `run`) would do. Sends nothing."""
-        kind, element, operator = _enum(Op, op, "operation"), _enum(DType, dtype, "dtype"), _enum(RedOp, redop, "operator")
+        kind, element, operator = (
+            _enum(Op, op, "operation"),
+            _enum(DType, dtype, "dtype"),
+            _enum(RedOp, redop, "operator"),
+        )
         return self._planner.explain(kind, nbytes, element, operator, root, self.paths())
 
     def stats(self) -> dict[str, Any]:
@@ -230,7 +242,13 @@ class Communicator:
         """Who is where: one dict a rank with rank, host, vendor, device and island."""
         t = self._topology
         return [
-            {"rank": r, "host": t.hosts[r], "vendor": t.island_of(r).vendor, "device": t.devices[r], "island": t.place(r)[0]}
+            {
+                "rank": r,
+                "host": t.hosts[r],
+                "vendor": t.island_of(r).vendor,
+                "device": t.devices[r],
+                "island": t.place(r)[0],
+            }
             for r in range(self.size)
         ]
 
@@ -258,7 +276,7 @@ class Communicator:
     def set_timeout(self, seconds: float) -> None:
         """Deadline of operations that name none."""
         self.timeout = seconds
-        self._core.set_timeout(seconds)
+        self._core.timeout = seconds
 
     def abort(self) -> None:
         """Ends all operations on all ranks with `AbortedError`. Never blocks; any thread."""
@@ -267,7 +285,8 @@ class Communicator:
             self._control.abort()
 
     def close(self) -> None:
-        """Waits for operations in flight, then lets go of everything. Idempotent. Other ranks need not close at once."""
+        """Waits for operations in flight, then lets go of everything. Idempotent. Other ranks need not close at
+        once."""
         if self._closed or self._forked:
             return
         deadline = time.monotonic() + self.timeout
@@ -370,7 +389,8 @@ class Communicator:
 
 
 def init(**options: Any) -> Communicator:
-    """The communicator of all ranks of the job: RANK, WORLD_SIZE and HETCCL_STORE (or MASTER_ADDR and MASTER_PORT) say which.
+    """The communicator of all ranks of the job: RANK, WORLD_SIZE and HETCCL_STORE (or MASTER_ADDR and MASTER_PORT)
+    say which.
 
     `options` are those of `Communicator`.
     """
@@ -402,10 +422,14 @@ def _enum(kind: Any, value: Any, what: str) -> Any:
     try:
         return kind[str(value).upper()]
     except KeyError:
-        raise UnsupportedError(f"no {what} is called {value!r}; there are {', '.join(v.name.lower() for v in kind)}") from None
+        raise UnsupportedError(
+            f"no {what} is called {value!r}; there are {', '.join(v.name.lower() for v in kind)}"
+        ) from None
 
 
-def _same_size(one: Buffer, many: Buffer, times: int, op: str, one_name: str = "input", many_name: str = "output") -> None:
+def _same_size(
+    one: Buffer, many: Buffer, times: int, op: str, one_name: str = "input", many_name: str = "output"
+) -> None:
     if one.count * times != many.count:
         raise UsageError(
             f"{op}: {many_name} has {many.count} elements, but {one_name} has {one.count}"
@@ -417,5 +441,3 @@ def _finishing(work: Work, buffer: Buffer) -> Work:
     if buffer.finish is not None:
         work.set_finish(buffer.finish)
     return work
-
-

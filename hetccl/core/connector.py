@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links of one communicator: dials border pairs when it is made, other pairs when they first meet, and takes incoming ones."""
+"""Links of one communicator: dials border pairs when it is made, other pairs when they first meet, and takes
+incoming ones."""
 
 from __future__ import annotations
 

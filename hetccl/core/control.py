@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The control plane of one communicator: the arrival board of each host, and sockets that carry losses and aborts.
 
-The lowest rank of a host leads it: it makes the board (a sealed memory file) and keeps one Unix socket to every other rank of
-the host. The leaders of further hosts keep one authenticated TCP socket to rank 0. A socket that ends without a farewell means
-that its rank has died; the news is written on every host's board, where all waiting threads read it. (One level of sockets to
-rank 0 for now; a tree follows.)
+The lowest rank of a host leads it: it makes the board (a sealed memory file) and keeps one Unix socket to every
+other rank of
+the host. The leaders of further hosts keep one authenticated TCP socket to rank 0. A socket that ends without a
+farewell means
+that its rank has died; the news is written on every host's board, where all waiting threads read it. (One level of
+sockets to rank 0 for now; a tree follows.)
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ class Control:
         self.address = 0
 
     def join(self, listener: ControlListener, leader_socket: str, rank0: list[list[object]], deadline: float) -> None:
-        """Connects everybody that this rank must be connected to. Blocks until then; raises `TimedOutError` naming ranks."""
+        """Connects everybody that this rank must be connected to. Blocks until then; raises `TimedOutError` naming
+        ranks."""
         nbytes = _board.nbytes(self.size)
         if self.rank == self.leader:
             fd = fdpass.create_region(nbytes, "board")
@@ -207,7 +210,9 @@ class Control:
                 sock.close()
                 errors.append(f"{host} port {port}: {error}")
         raise TransportError(
-            "cannot reach rank 0's control socket (" + "; ".join(errors) + "). Name the interface that reaches the other "
+            "cannot reach rank 0's control socket ("
+            + "; ".join(errors)
+            + "). Name the interface that reaches the other "
             "hosts with HETCCL_SOCKET_IFNAME",
             peer=0,
             transport="control",
@@ -273,7 +278,7 @@ class Control:
             for peer, sock in list(self._sockets.items()):
                 if peer in self._leaders:
                     self._send(sock, ABORT, by)
-    
+
     def _send(self, sock: socket.socket, what: int, rank: int) -> None:
         with contextlib.suppress(OSError):
             sock.send(_NEWS.pack(what, rank), socket.MSG_NOSIGNAL)

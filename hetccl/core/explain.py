@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operation would do: islands, paths, algorithm, steps, and the bytes that cross the border against their bound."""
+"""What an operation would do: islands, paths, algorithm, steps, and the bytes that cross the border against their
+bound."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Explanation:
 
 
 def border_bound(topology: Topology, op: Op, plan_class: str, count: int, itemsize: int, root: int = 0) -> int:
-    """Least bytes that must leave the islands, all together (docs/design/plans.md). `count` as in `Communicator.run`."""
+    """Least bytes that must leave the islands, all together (docs/design/plans.md). `count` as in
+    `Communicator.run`."""
     c, n = len(topology.islands), topology.size
     if c == 1:
         return 0
@@ -74,9 +76,9 @@ def describe_steps(plan: Plan) -> list[str]:
                 FlowKind.SEND: f"send to rank {peers}",
                 FlowKind.RECV: f"receive from rank {peers}",
                 FlowKind.FORWARD: f"receive from rank {flow.peers[0]}, forward to {flow.peers[-1]}",
-                FlowKind.OWN: f"combine with contributions of ranks {peers}" + (", return the result" if flow.give_back else ""),
+                FlowKind.OWN: f"combine with contributions of ranks {peers}"
+                + (", return the result" if flow.give_back else ""),
                 FlowKind.EXCHANGE: f"exchange with ranks {peers} and combine alike",
             }[flow.kind]
             lines.append("border " + text)
     return lines
-

@@ -49,14 +49,19 @@ class Failures:
             return self._timed_out(said, ranks)
         if status == MISMATCH or (status == ABORTED and self._mismatch()):
             return errors.MismatchError(
-                f"ranks called different operations. {self._mismatch() or said}. Every rank must call the same operations in "
+                f"ranks called different operations. {self._mismatch() or said}. "
+                "Every rank must call the same operations in "
                 "the same order with the same dtype, operator, root and number of elements",
                 ranks=ranks,
             )
         if status == ABORTED:
             if by >= 0 and by != self._rank:
-                return errors.AbortedError(f"rank {by} ({self._where(by)}) aborted the communicator. {REBUILD}", ranks=(by,))
-            return errors.AbortedError(f"the communicator was aborted{f': {said}' if said else ''}. {REBUILD}", ranks=(self._rank,))
+                return errors.AbortedError(
+                    f"rank {by} ({self._where(by)}) aborted the communicator. {REBUILD}", ranks=(by,)
+                )
+            return errors.AbortedError(
+                f"the communicator was aborted{f': {said}' if said else ''}. {REBUILD}", ranks=(self._rank,)
+            )
         if status == UNSUPPORTED:
             return errors.UnsupportedError(said or "this combination is not supported")
         if status == NO_MEMORY:
@@ -83,20 +88,24 @@ class Failures:
         left = tuple(r for r in dead if self._states(r) == 1)
         if left:
             return errors.PeerLostError(
-                f"{self._names(left)} closed the communicator while rank {self._rank} still waited for it. All ranks must call "
+                f"{self._names(left)} closed the communicator while rank {self._rank} still waited for it. "
+                "All ranks must call "
                 f"the same operations before they close. {REBUILD}",
                 ranks=left,
             )
         if not dead:
-            return errors.TransportError(f"a connection of rank {self._rank} failed: {said}. {REBUILD}", peer=None, transport="")
+            return errors.TransportError(
+                f"a connection of rank {self._rank} failed: {said}. {REBUILD}", peer=None, transport=""
+            )
         detail = f" ({said})" if said else ""
-        return errors.PeerLostError(f"lost {self._names(dead)}{detail}: the process has died or its host is unreachable. {REBUILD}",
-                                    ranks=dead)
+        return errors.PeerLostError(
+            f"lost {self._names(dead)}{detail}: the process has died or its host is unreachable. {REBUILD}", ranks=dead
+        )
 
     def _timed_out(self, phase: str, ranks: tuple[int, ...]) -> errors.HetcclError:
         behind = self._behind()
         missing = behind or tuple(r for r in ranks if r >= 0)
-        text = f"rank {self._rank} waited too long in phase {phase or 'island'}"
+        text = f"timeout on rank {self._rank}: it waited too long in phase {phase or 'island'}"
         text += f"; missing: {self._names(missing)}" if missing else "; no rank is known to be missing"
         calls = [self._call_text(c) for c in self._calls() if c[0] in missing and c[6]]
         if calls:
@@ -107,7 +116,9 @@ class Failures:
 
     def _behind(self) -> tuple[int, ...]:
         """Ranks of this host that have not begun the operation that this rank is in."""
-        calls = {c[0]: c[6] for c in self._calls() if self._topology.host_ids[c[0]] == self._topology.host_ids[self._rank]}
+        calls = {
+            c[0]: c[6] for c in self._calls() if self._topology.host_ids[c[0]] == self._topology.host_ids[self._rank]
+        }
         mine = calls.get(self._rank, 0)
         return tuple(r for r, sequence in sorted(calls.items()) if sequence < mine)
 

@@ -28,7 +28,8 @@ _registered = False
 
 
 def remember(comm: Communicator) -> None:
-    """Registered with the first communicator, so that our exit runs before the exit functions of libraries loaded earlier."""
+    """Registered with the first communicator, so that our exit runs before the exit functions of libraries loaded
+    earlier."""
     global _registered
     _live.add(comm)
     if not _registered:

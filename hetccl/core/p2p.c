@@ -173,7 +173,10 @@ void hx_p2p_handle(hx_comm *c, plink *l, const record *r)
         l->left = r->nbytes;
         return;
     }
-    for (w = c->p2p->recvs; w && !matches(w, l, r); w = w->p2p_next)
+    int overtakes = 0;                      /* an earlier message of this tag, still coming in, is matched first */
+    for (const arrival *a = l->arrivals; a; a = a->next)
+        overtakes |= a->r.tag == r->tag;
+    for (w = overtakes ? NULL : c->p2p->recvs; w && !matches(w, l, r); w = w->p2p_next)
         ;
     if (w && !accept_message(c, l, w, r))
         return;

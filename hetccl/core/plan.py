@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans: what one rank does in one class of operation, as pure data. `plan.h` is the compiled form.
 
-A plan is the period of a loop over segments and is closed over the count: every slice is affine in the *unit* u (the segment's
-length divided by `units`) and the *tail* t (what is left over). See docs/design/plans.md.
+A plan is the period of a loop over segments and is closed over the count: every slice is affine in the *unit* u
+(the segment's length divided by `units`) and the *tail* t (what is left over). See docs/design/plans.md.
 """
 
 from __future__ import annotations
@@ -13,7 +13,19 @@ from dataclasses import dataclass, field, replace
 
 from hetccl.types import DType, Op, RedOp
 
-__all__ = ["Buffer", "Flow", "FlowKind", "Lane", "Plan", "PlanBuilder", "Slice", "Step", "StepKind", "measure", "slice_range"]
+__all__ = [
+    "Buffer",
+    "Flow",
+    "FlowKind",
+    "Lane",
+    "Plan",
+    "PlanBuilder",
+    "Slice",
+    "Step",
+    "StepKind",
+    "measure",
+    "slice_range",
+]
 
 UNIT_ALIGN = 16  # elements; HX_UNIT_ALIGN
 NOTHING = -1

@@ -21,8 +21,8 @@ ALGORITHMS: dict[Op, dict[str, Algorithm]] = {
     Op.REDUCE_SCATTER: {"direct": reduce_scatter.direct},
 }
 
-# Up to these sizes one exchange of everything beats two steps of halves (measured, docs/results/). With vendor calls around it,
-# the exchange also saves two of them.
+# Up to these sizes one exchange of everything beats two steps of halves (measured, docs/results/). With vendor
+# calls around it, the exchange also saves two of them.
 SMALL_BYTES = 8 << 10
 SMALL_BYTES_WITH_ISLANDS = 32 << 10
 

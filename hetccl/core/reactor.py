@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One daemon thread a process that watches listeners and control sockets of all communicators, and ticks twice a second."""
+"""One daemon thread a process that watches listeners and control sockets of all communicators, and ticks twice a
+second."""
 
 from __future__ import annotations
 

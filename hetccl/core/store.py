@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store that ranks meet through. Three calls are all we need, so torch's TCPStore, FileStore and HashStore fit as they are."""
+"""The store that ranks meet through. Three calls are all we need, so torch's TCPStore, FileStore and HashStore fit
+as they are."""
 
 from __future__ import annotations
 
@@ -90,7 +91,8 @@ class StoreView:
                 return found
             if self._store.check([self._prefix + self.FAILED]):
                 raise HetcclError(
-                    "another rank could not join: " + bytes(self._store.get(self._prefix + self.FAILED)).decode(errors="replace")
+                    "another rank could not join: "
+                    + bytes(self._store.get(self._prefix + self.FAILED)).decode(errors="replace")
                 )
             now = time.monotonic()
             if now >= self._deadline:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is where: ranks, islands, and the paths between them. Computed once by rank 0 from all ranks' records and published."""
+"""Who is where: ranks, islands, and the paths between them. Computed once by rank 0 from all ranks' records and
+published."""
 
 from __future__ import annotations
 
@@ -37,7 +38,12 @@ class Record:
     wire: tuple[int, int] = (1, 1)  # lowest and highest version spoken
 
     def to_json(self) -> dict[str, Any]:
-        return {**self.__dict__, "island_key": list(self.island_key), "reduce_mask": list(self.reduce_mask), "wire": list(self.wire)}
+        return {
+            **self.__dict__,
+            "island_key": list(self.island_key),
+            "reduce_mask": list(self.reduce_mask),
+            "wire": list(self.wire),
+        }
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Record:
@@ -106,10 +112,11 @@ class Topology:
         return self.islands[self.place(rank)[0]]
 
     def border_pairs(self) -> list[tuple[int, int]]:
-        """Pairs of ranks that exchange border messages, lower rank first: all pairs in different islands that some plan uses.
+        """Pairs of ranks that exchange border messages, lower rank first: all pairs in different islands that some
+        plan uses.
 
-        Shards of islands of n and m ranks meet in n + m - gcd(n, m) pairs; blocks enter an island at their rank's number
-        modulo the island's size; heads meet heads.
+        Shards of islands of n and m ranks meet in n + m - gcd(n, m) pairs; blocks enter an island at their rank's
+        number modulo the island's size; heads meet heads.
         """
         pairs: set[tuple[int, int]] = set()
         for a in self.islands:
@@ -143,7 +150,12 @@ class Topology:
             Island(**{**i, "ranks": tuple(i["ranks"]), "reduce_mask": tuple(i["reduce_mask"])}) for i in data["islands"]
         )
         return Topology(
-            data["size"], islands, data["chunk_bytes"], tuple(data["hosts"]), tuple(data["host_ids"]), tuple(data["devices"])
+            data["size"],
+            islands,
+            data["chunk_bytes"],
+            tuple(data["hosts"]),
+            tuple(data["host_ids"]),
+            tuple(data["devices"]),
         )
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends what the driving thread cannot end itself: it may sit in a call of a BLOCKING vendor library.
 
-Twice a second: a loss or an abort that is old enough for the driver to have seen it, or a deadline that has passed, fails the
-communicator, which aborts the library's call. In a library without abort the call stays; then the process says why and ends
-(design D7), for nothing else would.
+Twice a second: a loss or an abort that is old enough for the driver to have seen it, or a deadline that has passed,
+fails the
+communicator, which aborts the library's call. In a library without abort the call stays; then the process says why
+and ends (design D7), for nothing else would.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ STUCK_AFTER = 3.0
 class Watch:
     """One communicator's; `tick` is called by the reactor. `explain` turns the failure into text."""
 
-    def __init__(self, core: Core, size: int, state: Callable[[int], int], can_abort: bool, explain: Callable[[], str]) -> None:
+    def __init__(
+        self, core: Core, size: int, state: Callable[[int], int], can_abort: bool, explain: Callable[[], str]
+    ) -> None:
         self._core = core
         self._size = size
         self._state = state
@@ -43,7 +46,8 @@ class Watch:
             return
         if not core.pending:
             return
-        if core.overdue > PATIENCE:
+        late = core.in_call
+        if late is not None and late > PATIENCE:
             core.fail(TIMED_OUT, "island")
             return
         lost = tuple(r for r in range(self._size) if self._state(r) == 2)
@@ -51,16 +55,16 @@ class Watch:
             self._noticed = None
             return
         self._noticed = self._noticed or now
-        if core.in_call and now - self._noticed >= PATIENCE:
+        if late is not None and now - self._noticed >= PATIENCE:
             core.fail(PEER_LOST if lost else ABORTED, "", lost)
 
     def _end_stuck_call(self, now: float) -> None:
-        if self._can_abort or not self._core.in_call:
+        if self._can_abort or self._core.in_call is None:
             self._stuck = None
             return
         self._stuck = self._stuck or now
         if now - self._stuck > STUCK_AFTER:
-            print(f"hetccl: {self._explain()}\nhetccl: the vendor's library cannot be aborted and its call does not return; "
+            print(f"hetccl: {self._explain()}\nhetccl: the vendor's library cannot be aborted "
+                  f"and its call does not return; "
                   f"this process ends with code {EXIT_STUCK}", file=sys.stderr, flush=True)  # fmt: skip
             os._exit(EXIT_STUCK)
-

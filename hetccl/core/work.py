@@ -16,7 +16,8 @@ _stop = False
 
 
 def ensure_completion_thread() -> None:
-    """The one thread that runs callbacks and drops references of completed works; started with the first communicator."""
+    """The one thread that runs callbacks and drops references of completed works; started with the first
+    communicator."""
     global _thread
     with _lock:
         if _thread is None and not _stop:

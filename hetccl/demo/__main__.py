@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hetccl.core import registry
 from hetccl.core.ranks import RankSpec, format_ranks, parse_ranks
 from hetccl.demo import report
 from hetccl.errors import HetcclError
@@ -26,6 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         spec, remark = (args.ranks, "") if args.ranks else _default_ranks()
         whole = parse_ranks(spec)
+        for name in dict.fromkeys(one.vendor for one in whole):
+            registry.vendor(name)  # says why a vendor cannot run here, before anything is started
     except HetcclError as error:
         print(f"hetccl.demo: {error}", file=sys.stderr)
         return 2
@@ -133,8 +136,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _default_ranks() -> tuple[str, str]:
     """(ranks, remark): a real vendor beside the host reference, or two pretend vendors where it cannot run here."""
-    from hetccl.core import registry
-
     try:
         registry.vendor("oneccl")
     except HetcclError as error:

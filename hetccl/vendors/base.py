@@ -2,7 +2,8 @@
 """What a vendor driver is: the Python half of the plug-in boundary (the other half is `include/hetccl/spi.h`).
 
 A driver is an object found under the entry-point group `hetccl.vendors`. It says whether its hardware and library are
-usable (`probe`), opens them for one rank (`open`), and hands over two C tables as PyCapsules. Nothing here runs per step.
+usable (`probe`), opens them for one rank (`open`), and hands over two C tables as PyCapsules. Nothing here runs per
+step.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Availability:
     ok: bool
     reason: str = ""
     remedy: str = ""
-    details: dict[str, str] = field(default_factory=dict)  # shown by `hetccl doctor`, e.g. {"library": "...", "version": "..."}
+    details: dict[str, str] = field(default_factory=dict)  # shown by doctor, e.g. {"version": "..."}
 
 
 @dataclass(frozen=True)

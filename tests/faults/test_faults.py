@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deaths, silence, mismatches, interrupts: every rank gets a typed error that names who and why, soon, and ends by itself."""
+"""Deaths, silence, mismatches, interrupts: every rank gets a typed error that names who and why, soon, and ends by
+itself."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def nothing_left():
 @pytest.mark.parametrize("transports", ["shm", "tcp"])
 def test_killed_rank_is_named_within_five_seconds(mix: str, transports: str) -> None:
     victim = 2
-    results = run_results(bodies.dies_in_all_reduce, mix, timeout=60, env={"HETCCL_TRANSPORTS": transports}, args=(victim,))
+    results = run_results(
+        bodies.dies_in_all_reduce, mix, timeout=60, env={"HETCCL_TRANSPORTS": transports}, args=(victim,)
+    )
     for r in results:
         if r.rank == victim:
             assert r.returncode == -9
@@ -47,7 +50,8 @@ def test_killed_rank_is_named_within_five_seconds(mix: str, transports: str) -> 
 
 @pytest.mark.parametrize("victim", [2, 0])
 def test_killed_rank_beside_a_library_without_abort(victim: int, require: Callable[[object, str, str], None]) -> None:
-    """The demo's mix. Killing a rank of oneCCL leaves its mate in a call that never returns: it must end all the same."""
+    """The demo's mix. Killing a rank of oneCCL leaves its mate in a call that never returns: it must end all the
+    same."""
     try:
         registry.vendor("oneccl")
         found = True

@@ -23,7 +23,8 @@ CASES = {
         ["pigeon", "pip install hetccl-transport-pigeon", "shm"],
     ),
     "library not found": (
-        "oneccl:1,host:1", {"HETCCL_ONECCL_PATH": "/nonexistent"}, "PluginLoadError", ["/nonexistent", "HETCCL_ONECCL_PATH"],
+        "oneccl:1,host:1", {"HETCCL_ONECCL_PATH": "/nonexistent"}, "PluginLoadError",
+        ["/nonexistent", "HETCCL_ONECCL_PATH"],
     ),
     "no such interface": (
         "host@a:1,host@b:1", {"HETCCL_TRANSPORTS": "tcp", "HETCCL_SOCKET_IFNAME": "eth77"}, "ConfigError",
@@ -34,7 +35,8 @@ CASES = {
         "host@a:1,host@b:1", {"HETCCL_TRANSPORTS": ","}, "ConfigError", ["HETCCL_TRANSPORTS"],
     ),
     "secret required": (
-        "host@a:1,host@b:1", {"HETCCL_REQUIRE_SECRET": "1"}, "ConfigError", ["HETCCL_REQUIRE_SECRET", "HETCCL_SECRET_FILE"],
+        "host@a:1,host@b:1", {"HETCCL_REQUIRE_SECRET": "1"}, "ConfigError",
+        ["HETCCL_REQUIRE_SECRET", "HETCCL_SECRET_FILE"],
     ),
 }  # fmt: skip
 

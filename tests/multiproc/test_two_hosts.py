@@ -66,12 +66,43 @@ def test_demo_trains_across_two_hosts(
     }
     agents = [
         subprocess.Popen(
-            ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank",
-             str(number), "--nproc-per-node", "2", "--master-addr", "10.78.0.1", "--master-port", "29777",
-             "-m", "hetccl.demo.train", "--steps", "12", "--width", "32", "--layers", "1", "--every", "4",
-             "--result", str(result)],
-            env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
+            [
+                "ip",
+                "netns",
+                "exec",
+                name,
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nnodes",
+                "2",
+                "--node-rank",
+                str(number),
+                "--nproc-per-node",
+                "2",
+                "--master-addr",
+                "10.78.0.1",
+                "--master-port",
+                "29777",
+                "-m",
+                "hetccl.demo.train",
+                "--steps",
+                "12",
+                "--width",
+                "32",
+                "--layers",
+                "1",
+                "--every",
+                "4",
+                "--result",
+                str(result),
+            ],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
         for number, name in enumerate(hosts)
     ]
     try:

@@ -17,7 +17,11 @@ def direct(topology: Topology, shared: Shared, rank: int) -> Plan:
     single = len(topology.islands) == 1
     b = PlanBuilder()
     own = b.whole(Buffer.OUT, rank)
-    segment = 0 if single or all(i.host_memory for i in topology.islands) else segment_elements(topology, shared, 1, needs_segments(topology))
+    segment = (
+        0
+        if single or all(i.host_memory for i in topology.islands)
+        else segment_elements(topology, shared, 1, needs_segments(topology))
+    )
     host_blocks = 0
     b.island(StepKind.COPY, b.whole(Buffer.IN), own)
     ready, source = -1, b.whole(Buffer.IN)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""all_reduce: inside one island by the vendor's library, between islands by owners (bandwidth) or by exchange (latency)."""
+"""all_reduce: inside one island by the vendor's library, between islands by owners (bandwidth) or by exchange
+(latency)."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import lcm
 
 from hetccl.core.algorithms.common import (
@@ -79,7 +81,8 @@ def exchange(topology: Topology, shared: Shared, rank: int) -> Plan:
             host_blocks = max(host_blocks, 1)
         heads = tuple(i.ranks[0] for i in topology.islands if i.index != isl.index)
         done = b.border(
-            [Flow(FlowKind.EXCHANGE, Channel.CONTRIBUTE, heads, src, dst, isl.index, finish=after != 1.0)], _island_only(b, ready)
+            [Flow(FlowKind.EXCHANGE, Channel.CONTRIBUTE, heads, src, dst, isl.index, finish=after != 1.0)],
+            _island_only(b, ready),
         )
         if not isl.host_memory:
             done = b.island(StepKind.COPY, dst, out, wait=done)
@@ -90,8 +93,8 @@ def exchange(topology: Topology, shared: Shared, rank: int) -> Plan:
 
 
 def owners(topology: Topology, shared: Shared, rank: int) -> Plan:
-    """Bandwidth class (arXiv 2605.31000): reduce_scatter inside, partials to each element's owner and the sum back, all_gather
-    inside. 2(C-1)S border bytes, equal shares of the elements."""
+    """Bandwidth class (arXiv 2605.31000): reduce_scatter inside, partials to each element's owner and the sum back,
+    all_gather inside. 2(C-1)S border bytes, equal shares of the elements."""
     c_n = len(topology.islands)
     isl = topology.island_of(rank)
     me = topology.place(rank)[1]
@@ -99,7 +102,7 @@ def owners(topology: Topology, shared: Shared, rank: int) -> Plan:
     before, after = averages_by(shared, topology.size)
     shift = 1 if isl.size > 1 else 0  # island calls of the next segment go before the border of this one
     buffer, device_blocks = prescaled(b, isl, shared, 1, before, shift)
-    src, out = b.whole(buffer), b.whole(Buffer.OUT)
+    src = b.whole(buffer)
     host_blocks = 0
     width = b.units // isl.size  # units of one shard
     mine = b.range(Buffer.OUT, me * width, (me + 1) * width)
@@ -150,8 +153,7 @@ def pieces(topology: Topology, units: int) -> list[tuple[int, int, tuple[int, ..
     """The common refinement of all islands' shards: (first unit, last unit, the holder in each island)."""
     cuts = sorted({i * (units // isl.size) for isl in topology.islands for i in range(isl.size + 1)})
     return [
-        (lo, hi, tuple(isl.ranks[lo // (units // isl.size)] for isl in topology.islands))
-        for lo, hi in zip(cuts, cuts[1:], strict=False)
+        (lo, hi, tuple(isl.ranks[lo // (units // isl.size)] for isl in topology.islands)) for lo, hi in pairwise(cuts)
     ]
 
 

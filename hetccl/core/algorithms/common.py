@@ -27,7 +27,14 @@ __all__ = [
 ]
 
 HALF_TYPES = frozenset(
-    {DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.FLOAT8_E4M3FNUZ, DType.FLOAT8_E5M2FNUZ}
+    {
+        DType.FLOAT16,
+        DType.BFLOAT16,
+        DType.FLOAT8_E4M3FN,
+        DType.FLOAT8_E5M2,
+        DType.FLOAT8_E4M3FNUZ,
+        DType.FLOAT8_E5M2FNUZ,
+    }
 )
 
 
@@ -76,7 +83,8 @@ def needs_segments(topology: Topology) -> int:
 def prescaled(
     b: PlanBuilder, island: Island, shared: Shared, blocks: int, divisor: float, shift: int = 0
 ) -> tuple[Buffer, int]:
-    """Scales the inputs into scratch where the average asks for it. Returns the buffer to read and scratch blocks used."""
+    """Scales the inputs into scratch where the average asks for it. Returns the buffer to read and scratch blocks
+    used."""
     if divisor == 1.0:
         return Buffer.IN, 0
     if not island.host_memory and not island.kernels:
@@ -90,7 +98,9 @@ def prescaled(
     return Buffer.DEVICE_SCRATCH, blocks
 
 
-def island_broadcast(b: PlanBuilder, island: Island, shared: Shared, buffer: Slice, root: int, wait: int = -1, shift: int = 0) -> int:
+def island_broadcast(
+    b: PlanBuilder, island: Island, shared: Shared, buffer: Slice, root: int, wait: int = -1, shift: int = 0
+) -> int:
     """Vendor broadcast in place. Nothing to do in an island of one rank."""
     if island.size == 1:
         return -1
@@ -120,8 +130,8 @@ class ReducePlace:
 
 
 def reduce_to(b: PlanBuilder, island: Island, shared: Shared, me: int, place: ReducePlace, shift: int = 0) -> None:
-    """Reduces `src` of all island ranks to `dst` on the root: by the vendor's library, or, where that cannot, by moving the
-    bytes and combining on the host in rank order."""
+    """Reduces `src` of all island ranks to `dst` on the root: by the vendor's library, or, where that cannot, by
+    moving the bytes and combining on the host in rank order."""
     op = combining_op(shared)
     if island.reduces(shared.dtype, op):
         b.island(StepKind.REDUCE, place.src, place.dst, root=place.root, shift=shift)

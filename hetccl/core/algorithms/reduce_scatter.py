@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""reduce_scatter: each block is reduced inside every island, and one partial an island goes straight to the block's rank."""
+"""reduce_scatter: each block is reduced inside every island, and one partial an island goes straight to the block's
+rank."""
 
 from __future__ import annotations
 
@@ -33,7 +34,11 @@ def direct(topology: Topology, shared: Shared, rank: int) -> Plan:
     averages = single and isl.size > 1 and shared.redop == RedOp.AVG and isl.reduces(shared.dtype, RedOp.AVG)
     if averages:
         before, after, divisor = 1.0, 1.0, 0.0
-    segment = 0 if single or all(i.host_memory for i in topology.islands) else segment_elements(topology, shared, 1, needs_segments(topology))
+    segment = (
+        0
+        if single or all(i.host_memory for i in topology.islands)
+        else segment_elements(topology, shared, 1, needs_segments(topology))
+    )
     buffer, device_blocks = prescaled(b, isl, shared, n, before)
     host_blocks = 0
     mine_at: Slice = b.whole(buffer, rank)  # my block's partial of my island

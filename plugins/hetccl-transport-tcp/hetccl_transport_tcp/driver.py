@@ -31,11 +31,6 @@ class TcpDriver(TransportDriver):
     preference = 10
     options = (
         Option(
-            "HETCCL_SOCKET_IFNAME",
-            "Network interfaces to use: names or prefixes, separated by commas, best first. Without it: the one on the "
-            "route to the store, else the fastest one that is up.",
-        ),
-        Option(
             "HETCCL_TCP_CHUNK_BYTES",
             f"Longest message in bytes, {CHUNK_LIMITS[0]} to {CHUNK_LIMITS[1]}. Must be equal on all ranks.",
             str(CHUNK_BYTES),

@@ -337,7 +337,7 @@ def test_probe_and_declarations():
     availability = driver.probe()
     assert availability.ok and "127.0.0.1" in availability.details["lo"]
     assert (driver.name, driver.preference) == ("tcp", 10)
-    assert {o.name for o in driver.options} == {"HETCCL_SOCKET_IFNAME", "HETCCL_TCP_CHUNK_BYTES"}
+    assert {o.name for o in driver.options} == {"HETCCL_TCP_CHUNK_BYTES"}
 
 
 def test_probe_says_why_not(monkeypatch):
