@@ -52,6 +52,8 @@ void hx_comm_free(hx_comm *c)
                 c->dev->free(c->dev_ctx, device[i]);
         if (c->host_scratch)
             c->dev->host_free(c->dev_ctx, c->host_scratch);
+        if (c->drain_event)
+            c->dev->event_destroy(c->dev_ctx, c->drain_event);
         if (c->stream)
             c->dev->stream_destroy(c->dev_ctx, c->stream);
     }
@@ -195,6 +197,21 @@ static hx_work *first(hx_comm *c)
     return w;
 }
 
+/* After a failure: whether the device has done with what was enqueued, so that the works' memory may be let go. */
+static int drained(hx_comm *c)
+{
+    if (c->host_memory || !c->stream)
+        return 1;
+    if (!c->drain_event) {
+        c->drain_since = hetccl_now_ns();
+        if (c->dev->event_create(c->dev_ctx, &c->drain_event) != HETCCL_OK ||
+            c->dev->event_record(c->dev_ctx, c->drain_event, c->stream) != HETCCL_OK)
+            return 1;                       /* the device itself has failed: it does nothing any more */
+    }
+    return c->dev->event_query(c->dev_ctx, c->drain_event) != HETCCL_IN_PROGRESS ||
+           hetccl_now_ns() - c->drain_since > 5000000000u;
+}
+
 int hx_comm_progress(hx_comm *c, int inline_calls)
 {
     int moved = 0;
@@ -211,6 +228,8 @@ int hx_comm_progress(hx_comm *c, int inline_calls)
         moved |= hx_p2p_progress(c);
     if (atomic_load_explicit(&c->failed, memory_order_acquire)) {
         int status = (int)atomic_load_explicit(&c->failed, memory_order_acquire);
+        if (!drained(c))
+            return 0;
         if (atomic_load_explicit(&c->lane_word, memory_order_acquire) == 1)
             atomic_store(&c->lane_abandoned, !(c->ccl->caps & HETCCL_CCL_ABORT));
         while ((w = pop(c))) {
@@ -224,20 +243,37 @@ int hx_comm_progress(hx_comm *c, int inline_calls)
     return moved;
 }
 
+/* The ranks that the work at the head, or a point-to-point work, waits for. */
+static void awaited_ranks(hx_comm *c, int32_t *ranks, int32_t *n, int32_t max)
+{
+    const char *phase;
+    int32_t peer;
+    hx_work *w = first(c);
+    if (w)
+        hx_work_waiting(w, ranks, n, max - 1, &phase);
+    hx_p2p_deadline(c, &peer);
+    if (peer >= 0 && *n < max)
+        ranks[(*n)++] = peer;
+}
+
 /* Who keeps us from going on: ranks known to be dead, else ranks that left or whose link broke a while ago. */
 static int someone_is_gone(hx_comm *c, uint64_t now, uint64_t idle)
 {
+    int32_t awaited[64], n_awaited = 0;
     int n = 0;
     if (idle < HX_GRACE_NS)
         return 0;
+    awaited_ranks(c, awaited, &n_awaited, 64);
     int news = c->board && atomic_load_explicit(&c->board->generation, memory_order_acquire);
     for (int r = 0; news && r < c->size && n < 8; r++)
         if (atomic_load_explicit(&c->board->entry[r].state, memory_order_relaxed) == HX_LOST)
             c->fail_ranks[n++] = r;
     for (int r = 0, dead = n; !dead && r < c->size; r++) {
-        int left = news && atomic_load_explicit(&c->board->entry[r].state, memory_order_relaxed) == HX_LEFT;
-        if (!left && !c->peers[r].broken)
-            continue;
+        int left = news && atomic_load_explicit(&c->board->entry[r].state, memory_order_relaxed) == HX_LEFT, wanted = 0;
+        for (int i = 0; i < n_awaited; i++)
+            wanted |= awaited[i] == r;
+        if (!wanted || (!left && !c->peers[r].broken))
+            continue;                       /* a rank may leave when it has done its part */
         if (!c->peers[r].trouble_ns)
             c->peers[r].trouble_ns = now;
         if (now - c->peers[r].trouble_ns > HX_FAREWELL_NS && n < 8)
@@ -276,8 +312,11 @@ void hx_comm_check(hx_comm *c)
         hx_fail(c, HETCCL_PEER_LOST, "");
         return;
     }
-    if (atomic_load_explicit(&c->aborted, memory_order_relaxed)) {
-        hx_fail(c, HETCCL_ABORTED, "");
+    if (c->island_aborted && !c->aborted_ns)
+        c->aborted_ns = now;
+    if (atomic_load_explicit(&c->aborted, memory_order_relaxed) ||
+        (c->island_aborted && now - c->aborted_ns > HX_FAREWELL_NS)) {
+        hx_fail(c, HETCCL_ABORTED, c->island_aborted ? "a rank of this island aborted the vendor's call" : "");
         return;
     }
     hx_work *w = first(c);

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
 from typing import Any
 
-from hetccl.core import lifecycle, log
+from hetccl.core import lifecycle, log, registry
 from hetccl.core._engine import Core, Work
 from hetccl.core.bootstrap import join
 from hetccl.core.buffers import Buffer, check_overlap, take
@@ -21,7 +22,7 @@ from hetccl.core.reactor import reactor
 from hetccl.core.store import Store, open_store
 from hetccl.core.watch import Watch
 from hetccl.core.work import ensure_completion_thread
-from hetccl.errors import ClosedError, ConfigError, UnsupportedError, UsageError
+from hetccl.errors import ClosedError, ConfigError, HetcclError, UnsupportedError, UsageError
 from hetccl.transports.base import Link, Transport
 from hetccl.types import DType, Op, RedOp
 
@@ -365,10 +366,10 @@ class Communicator:
             if core.failed:
                 joined.ccl.abort(joined.ccl_comm) if joined.ccl.caps & 2 else None
             joined.ccl.destroy(joined.ccl_comm)
-        lost = [r for r in range(self.size) if joined.control.state(r) == 2]
-        remove = getattr(joined.vendor, "remove_leftovers", None)
-        if lost and remove is not None:
-            remove([joined.records[r].pid for r in lost])
+        for r, record in enumerate(joined.records):  # also of other vendors: there may be no survivor of that one
+            if joined.control.state(r) == 2 and record.host_id == joined.records[self.rank].host_id:
+                with contextlib.suppress(HetcclError):  # that vendor's plug-in is not installed here
+                    registry.vendor(record.vendor, probe=False).driver.remove_leftovers([record.pid])
 
     def _abandon(self) -> None:
         self._closed = True

@@ -159,7 +159,9 @@ static int poll_events(hx_comm *c, hx_work *w)
     }
     if (c->streaming && c->ccl_comm) {
         int rc = c->ccl->async_error(c->ccl_ctx, c->ccl_comm);
-        if (rc > HETCCL_IN_PROGRESS && rc != HETCCL_UNSUPPORTED) {
+        if (rc == HETCCL_ABORTED)
+            c->island_aborted = 1;
+        else if (rc > HETCCL_IN_PROGRESS && rc != HETCCL_UNSUPPORTED) {
             snprintf(w->text, sizeof w->text, "the vendor's library reports: %s", c->ccl->last_error(c->ccl_ctx));
             hx_fail(c, rc, w->text);
         }
@@ -286,6 +288,8 @@ static int lane_step(hx_work *w, int lane, int inline_calls)
     const hx_step *s = lane_next(w, lane, &segment, &index);
     if (!s)
         return -1;
+    if (c->island_aborted)
+        return 0;
     if (state->running && is_vendor(s)) {
         rc = hx_lane_test(c);
         if (rc == HETCCL_IN_PROGRESS)
@@ -325,6 +329,10 @@ static int lane_step(hx_work *w, int lane, int inline_calls)
         } else {
             rc = local_step(c, w, s, segment);
         }
+    }
+    if (rc == HETCCL_ABORTED && !atomic_load_explicit(&c->aborted, memory_order_relaxed)) {
+        c->island_aborted = 1;
+        return 0;
     }
     if (rc != HETCCL_OK) {
         if (!atomic_load_explicit(&c->failed, memory_order_relaxed))
@@ -408,6 +416,10 @@ void hx_work_waiting(hx_work *w, int32_t *ranks, int32_t *n, int32_t max, const 
         return;
     }
     s = lane_next(w, HX_LANE_ISLAND, &segment, &index);
-    if (s && is_vendor(s))
+    if (s && is_vendor(s)) {
         *phase = "island";
+        for (int i = 0; i < w->comm->n_island_local && *n < max; i++)
+            if (w->comm->island_ranks[i] != w->comm->rank)
+                ranks[(*n)++] = w->comm->island_ranks[i];
+    }
 }

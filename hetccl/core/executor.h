@@ -122,6 +122,9 @@ typedef struct hx_comm {
     char fail_text[HX_TEXT];
     int32_t fail_ranks[8], n_fail_ranks;
     _Atomic uint32_t aborted;
+    int32_t island_aborted;            /* a mate aborted the vendor's call: hx_comm_check finds out why */
+    uint64_t aborted_ns, drain_since;
+    void *drain_event;
     uint64_t moves, moves_seen, progress_ns, looked_ns; /* driver lock */
     int kick_fd;                       /* eventfd: wakes whoever sleeps on this communicator */
     _Atomic uint32_t sleeping;

@@ -72,6 +72,10 @@ class VendorDriver(abc.ABC):
     def open(self, request: VendorRequest) -> Vendor:
         """Loads the library for one rank. Raises `PluginLoadError` with reason and remedy."""
 
+    def remove_leftovers(self, pids: list[int]) -> list[str]:
+        """Removes what the library of dead processes of this host has left behind; returns what. Called by survivors."""
+        return []
+
 
 class Vendor(abc.ABC):
     """A vendor's library, opened for one rank. The core holds it for the life of the process."""

@@ -48,7 +48,7 @@ def test_a_size_that_is_no_number(monkeypatch):
 def test_probe():
     before = open_fds()
     found = ShmDriver().probe()
-    assert found.ok and found.details["slots"] == "8" and open_fds() == before
+    assert found.ok and found.details["slots"] == "4" and open_fds() == before
 
 
 def test_probe_says_what_is_missing(monkeypatch):
@@ -145,7 +145,7 @@ def test_other_sizes_are_refused_on_both_sides(monkeypatch, caplog):
         monkeypatch.setenv("HETCCL_SHM_SLOT_BYTES", "32768")
         with (
             opened(0) as a,
-            pytest.raises(TransportError, match=r"8 slots of 32768.*8 slots of 65536.*HETCCL_SHM_SLOT_BYTES"),
+            pytest.raises(TransportError, match=r"4 slots of 32768.*4 slots of 65536.*HETCCL_SHM_SLOT_BYTES"),
         ):
             linked(a, b)
     assert "HETCCL_SHM_SLOT_BYTES" in caplog.text and open_fds() == before

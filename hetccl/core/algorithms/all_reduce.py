@@ -135,7 +135,7 @@ def owners(topology: Topology, shared: Shared, rank: int) -> Plan:
             part = part.on(partial_buffer, block)
             flows += _owner_flows(part, part.on(result_buffer, block), holders, owner, isl.index, after != 1.0)
     # what the peers wait for goes first; the order within a kind stays that of the pieces, the same at both ends
-    flows.sort(key=lambda f: f.kind != FlowKind.SEND)
+    flows.sort(key=lambda f: (FlowKind.SEND, FlowKind.OWN, FlowKind.RECV).index(f.kind))
     done = b.border(flows, _island_only(b, ready))
     if not isl.host_memory:
         done = b.island(StepKind.COPY, mine.on(Buffer.HOST_SCRATCH, block), mine, wait=done)

@@ -26,7 +26,7 @@ __all__ = ["ShmDriver", "ShmTransport"]
 log = logging.getLogger("hetccl.transports.shm")
 
 SLOTS = Option(
-    "HETCCL_SHM_SLOTS", "Messages that one shared-memory ring holds: a power of two, equal on all ranks.", "8"
+    "HETCCL_SHM_SLOTS", "Messages that one shared-memory ring holds: a power of two, equal on all ranks.", "4"
 )
 SLOT_BYTES = Option(
     "HETCCL_SHM_SLOT_BYTES",

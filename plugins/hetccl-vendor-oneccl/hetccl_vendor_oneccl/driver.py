@@ -57,6 +57,9 @@ class OneCclDriver(VendorDriver):
             raise PluginLoadError(f"oneccl: {found.reason}. {found.remedy}", name=self.name)
         return OneCclVendor(request)
 
+    def remove_leftovers(self, pids: list[int]) -> list[str]:
+        return leftovers.remove(pids)
+
 
 class OneCclVendor(Vendor):
     """oneCCL, opened for one rank. Its communicators work on one host: data goes through shared memory."""
