@@ -29,7 +29,7 @@ COMBINE = NATIVE + "combine_impl.c"
 SIM = tuple(f"hetccl/vendors/sim/{name}.c" for name in ("memory", "stream", "event", "work", "device", "ccl"))
 ISLAND = (*(NATIVE + f"island_{part}.c" for part in ("region", "impl", "small", "p2p")), COMBINE)
 ENGINE = tuple(
-    f"hetccl/core/{name}.c" for name in ("executor", "flows", "comm", "lane", "progress", "p2p", "p2p_wire", "board")
+    f"hetccl/core/{name}.c" for name in ("executor", "streamed", "flows", "comm", "lane", "progress", "p2p", "p2p_wire", "board")
 )
 
 
@@ -55,6 +55,7 @@ EXTENSIONS = [
     extension("hetccl.vendors.host_memory", COMBINE),
     extension("hetccl.vendors.nccl_calls", libraries=("pthread",)),
     extension("hetccl.vendors.nccl_shaped"),
+    extension("hetccl.vendors.cuda_shaped", "hetccl/vendors/cuda_device.c"),
     extension("hetccl.vendors.host._host", *ISLAND),
     extension("hetccl.vendors.sim._sim", *SIM, *ISLAND, libraries=("pthread",)),
     extension("hetccl.transports.shm._shm", "hetccl/transports/shm/ring.c", "hetccl/transports/shm/doorbell.c",

@@ -120,6 +120,11 @@ cdef extern from "executor.h" nogil:
         int32_t asynchronous
         int32_t source
         void *owner
+        void *caller
+        int32_t has_caller
+        int32_t streamed
+        void *edge[2]
+        char text[512]
     ctypedef struct hx_comm:
         int32_t rank
         int32_t size
@@ -159,7 +164,9 @@ cdef extern from "executor.h" nogil:
     void hx_comm_free(hx_comm *c)
     hx_work *hx_work_get(hx_comm *c, const hx_plan *p)
     void hx_work_put(hx_comm *c, hx_work *w)
-    int hx_submit(hx_comm *c, hx_work *w)
+    int hx_begin(hx_comm *c, hx_work *w, int asynchronous)
+    int hx_wait_on_stream(hx_work *w, void *stream)
+    int hx_p2p_stage(hx_comm *c, hx_work *w)
     int hx_drive(hx_comm *c, hx_work *w, uint64_t slice_ns)
     void hx_fail(hx_comm *c, int status, const char *text)
     void hx_kick(hx_comm *c)

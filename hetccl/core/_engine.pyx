@@ -14,6 +14,7 @@ from hetccl.tables.device cimport DeviceTable
 from hetccl.tables.transport cimport TransportTable
 
 from hetccl import errors
+from hetccl.tables.common import raise_for_status
 
 cdef uint64_t SLICE_NS = 100000000  # how long a wait may go without looking for signals
 cdef uint64_t LONG_AGO = 1 << 62
@@ -164,16 +165,18 @@ cdef class Core:
         return self.failure(status, text(self.c.fail_text), self.failed_ranks())
 
     cpdef int run(self, int op, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, int dtype, int redop, int root,
-                  double timeout) except -1:
-        """One blocking collective. Addresses in bytes, count in elements as in `Communicator.run`."""
+                  double timeout, long long stream=-1) except -1:
+        """One collective, blocking unless it can be left to `stream`. Counts are as in `Communicator.run`."""
         cdef hx_work *w = self.collective(op, in_ptr, out_ptr, count, dtype, redop, root, timeout)
         cdef int rc
-        with nogil:
-            rc = hx_submit(self.c, w)
-        if rc:
+        try:
+            rc = self.begin(w, stream, 0)
+        except BaseException:
             hx_work_put(self.c, w)
-            raise self.error(rc)
+            raise
         self.operations[op] = self.operations.get(op, 0) + 1
+        if rc == HETCCL_OK:
+            return 0
         self.drive(w)
         rc = w.status
         if rc:
@@ -181,6 +184,18 @@ cdef class Core:
             raise self.error(rc)
         hx_work_put(self.c, w)
         return 0
+
+    cdef int begin(self, hx_work *w, long long stream, bint asynchronous) except -1:
+        """HETCCL_OK: all of it is enqueued. IN_PROGRESS: it must be driven."""
+        cdef int rc
+        w.caller, w.has_caller = <void *>stream, stream >= 0 and not self.c.host_memory
+        with nogil:
+            rc = hx_begin(self.c, w, asynchronous)
+        if rc > HETCCL_IN_PROGRESS:
+            if not self.c.failed:
+                raise_for_status(rc, "collective", text(w.text), "device")
+            raise self.error(rc)
+        return rc
 
     cdef int drive(self, hx_work *w) except -1:
         while True:
@@ -199,29 +214,28 @@ cdef class Core:
                 raise
 
     cpdef Work post(self, int op, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, int dtype, int redop, int root, int tag,
-                    double timeout, object keep):
+                    double timeout, object keep, long long stream=-1):
         """Starts an operation. `keep` is held until it has ended. Send and receive: `root` is the peer (-1: any)."""
         cdef hx_work *w
         cdef Work work = Work.__new__(Work)
-        cdef int rc
         if op >= 5:
-            w = self.point_to_point(op == 5, in_ptr if op == 5 else out_ptr, count * ITEMSIZE[dtype], root, tag, timeout)
+            w = self.point_to_point(op == 5, in_ptr if op == 5 else out_ptr, count * ITEMSIZE[dtype], root, tag, timeout, stream)
+            stream = -1
         else:
             w = self.collective(op, in_ptr, out_ptr, count, dtype, redop, root, timeout)
-        work.core, work.w, work.keep = self, w, keep
-        w.asynchronous, w.owner = 1, <void *>work
+        work.core, work.w, work.keep, w.owner = self, w, keep, <void *>work
         self.in_flight.add(work)
-        with nogil:
-            rc = hx_submit(self.c, w)
-            if rc == 0:
-                hx_engine_kick()
-        if rc:
+        try:
+            self.begin(w, stream, 1)
+        except BaseException:
             self.in_flight.discard(work)
-            raise self.error(rc)
+            raise
+        hx_engine_kick()
         self.operations[op] = self.operations.get(op, 0) + 1
         return work
 
-    cdef hx_work *point_to_point(self, bint sending, uintptr_t ptr, size_t nbytes, int peer, int tag, double timeout) except NULL:
+    cdef hx_work *point_to_point(self, bint sending, uintptr_t ptr, size_t nbytes, int peer, int tag, double timeout,
+                                 long long stream) except NULL:
         cdef hx_work *w
         self.usable()
         w = hx_work_get(self.c, NULL)
@@ -233,26 +247,13 @@ cdef class Core:
         w.deadline_ns = self.deadline(timeout)
         try:
             if not self.c.host_memory and nbytes and not self.on_host(ptr, nbytes):
-                self.stage(w)
+                w.caller, w.has_caller = <void *>stream, stream >= 0
+                if hx_p2p_stage(self.c, w):
+                    raise errors.VendorError(f"staging {nbytes} bytes failed: {text(self.c.dev.last_error(self.c.dev_ctx))}")
         except BaseException:
             hx_work_put(self.c, w)
             raise
         return w
-
-    cdef int stage(self, hx_work *w) except -1:
-        """Device memory travels through pinned memory of its own."""
-        cdef int rc = self.c.dev.host_alloc(self.c.dev_ctx, w.nbytes, <void **>&w.p2p_staging)
-        if rc == 0 and w.n_events == 0:
-            rc = self.c.dev.event_create(self.c.dev_ctx, &w.events[0])
-            w.n_events = rc == 0
-        if rc == 0 and w.sending:
-            rc = self.c.dev.copy_async(self.c.dev_ctx, w.p2p_staging, w.inp, w.nbytes, self.c.stream)
-            if rc == 0:
-                rc = self.c.dev.event_record(self.c.dev_ctx, w.events[0], self.c.stream)
-        if rc:
-            raise errors.VendorError(f"staging {w.nbytes} bytes failed: {text(self.c.dev.last_error(self.c.dev_ctx))}")
-        w.p2p_ptr = w.p2p_staging
-        return 0
 
     def failed_ranks(self):
         cdef int i
@@ -349,11 +350,16 @@ cdef class Work:
         if self.w != NULL and not self.core.forked:
             hx_work_put(self.core.c, self.w)
 
-    def wait(self, timeout=None):
+    def wait(self, timeout=None, long long stream=-1):
         """Blocks until the operation has ended, at most `timeout` seconds (None: its own deadline). Raises what it died of.
 
-        When the time is up `TimedOutError` is raised and the operation goes on.
+        When the time is up `TimedOutError` is raised and the operation goes on. With `stream`, and where all is enqueued,
+        that stream waits and the caller does not.
         """
+        if stream >= 0 and self.w.streamed and self.core.c.failed == 0:
+            if hx_wait_on_stream(self.w, <void *>stream):
+                raise errors.VendorError(f"a stream cannot wait: {text(self.core.c.dev.last_error(self.core.c.dev_ctx))}")
+            return
         cdef uint64_t until = hetccl_now_ns() + (<uint64_t>(timeout * 1e9) if timeout else LONG_AGO)
         cdef uint64_t now, some
         while not self.w.finished:
@@ -378,6 +384,11 @@ cdef class Work:
         finish, self.finish = self.finish, None
         if finish is not None and self.w.status == 0:
             finish()
+
+    @property
+    def streamed(self):
+        """True if nothing is left but the device's own work, on a stream."""
+        return bool(self.w.streamed)
 
     def is_done(self):
         return bool(self.w.finished)

@@ -28,7 +28,7 @@ from hetccl.errors import ConfigError, HetcclError, UsageError
 from hetccl.native.handshake import WIRE_VERSIONS
 from hetccl.tables import CclTable, DeviceTable, TransportTable
 from hetccl.transports.base import Transport, TransportRequest
-from hetccl.vendors.base import Vendor, VendorRequest
+from hetccl.vendors.base import Vendor, VendorDriver, VendorRequest
 
 __all__ = ["Joined", "join"]
 
@@ -56,6 +56,8 @@ class Joined:
     key: str
     secret_from_store: bool
     deadline: float
+    device_types: tuple[str, ...] = ("cpu",)
+    device_index: int = 0
     notes: list[str] = field(default_factory=list)
 
 
@@ -75,6 +77,7 @@ def join(
     transports: str | None,
     config: Config,
     timeout: float,
+    device_type: str = "cpu",
 ) -> Joined:
     """Blocks until all ranks have joined, at most `timeout` seconds. Raises typed errors; other ranks then stop
     waiting."""
@@ -85,7 +88,7 @@ def join(
     view = StoreView(store, f"hetccl/{name}/{_generation[name]}/", deadline, lambda text: log.warning("%s", text))
     undo: list[Any] = []
     try:
-        return _join(view, rank, size, name, ranks, transports, config, deadline, undo)
+        return _join(view, rank, size, name, ranks, transports, config, deadline, undo, device_type)
     except BaseException as error:
         for close in reversed(undo):
             close()
@@ -104,10 +107,11 @@ def _join(
     config: Config,
     deadline: float,
     undo: list[Any],
+    device_type: str,
 ) -> Joined:
     here = host_id()
     job, secret, from_store = _greeting(view, rank, config)
-    vendor, spec = _open_vendor(rank, size, ranks, config, here)
+    vendor, spec, driver = _open_vendor(rank, size, ranks, config, here, device_type)
     device, ccl = DeviceTable(vendor.device_table), CclTable(vendor.ccl_table)
     request = TransportRequest(rank, size, job, here, secret, os.environ.get("MASTER_ADDR", ""))
     opened = _open_transports(transports, config, request)
@@ -124,7 +128,7 @@ def _join(
         label=spec.label,
         island_key=vendor.island_key,
         max_island=vendor.max_island,
-        device=f"{vendor.name}:{config.device or 0}",
+        device=f"{vendor.name}:{_device_index(driver, config)}",
         host_memory=device.host_memory,
         blocking=bool(ccl.caps & 1),
         kernels=bool(device.caps & 4),
@@ -159,6 +163,8 @@ def _join(
         f"{name}/{_generation[name]}",
         from_store,
         deadline,
+        driver.torch_device_types,
+        _device_index(driver, config),
     )
 
 
@@ -190,22 +196,31 @@ def _greeting(view: StoreView, rank: int, config: Config) -> tuple[str, bytes, b
     return hello["job"], mine or bytes.fromhex(hello["drawn"]), not mine
 
 
-def _open_vendor(rank: int, size: int, ranks: str | None, config: Config, here: str) -> tuple[Vendor, RankSpec]:
+def _open_vendor(
+    rank: int, size: int, ranks: str | None, config: Config, here: str, device_type: str
+) -> tuple[Vendor, RankSpec, VendorDriver]:
     specs = parse_ranks(ranks) if ranks else config.ranks
     if specs is not None:
         check_size(specs, size)
         spec = specs[rank]
         named = registry.vendor(spec.vendor)
     else:
-        named = registry.best_vendor("cpu")
+        named = registry.best_vendor(device_type)
         spec = RankSpec(named.name)
+    index = _device_index(named.driver, config)
     with _vendors_lock:
-        key = (named.name, config.device or 0)
+        key = (named.name, index)
         if key not in _vendors:
-            _vendors[key] = named.driver.open(
-                VendorRequest(named.variant, config.device or 0, here, config.socket_ifname)
-            )
-        return _vendors[key], spec
+            _vendors[key] = named.driver.open(VendorRequest(named.variant, index, here, config.socket_ifname))
+        return _vendors[key], spec, named.driver
+
+
+def _device_index(driver: VendorDriver, config: Config) -> int:
+    """HETCCL_DEVICE, else LOCAL_RANK where ranks have devices of their own."""
+    if config.device is not None:
+        return config.device
+    local = os.environ.get("LOCAL_RANK", "")
+    return int(local) if local.isdigit() and "cpu" not in driver.torch_device_types else 0
 
 
 def _open_transports(transports: str | None, config: Config, request: TransportRequest) -> list[Transport]:

@@ -31,6 +31,9 @@ static void free_work(hx_work *w)
 {
     for (int i = 0; i < w->n_events; i++)
         w->comm->dev->event_destroy(w->comm->dev_ctx, w->events[i]);
+    for (int i = 0; i < 2; i++)
+        if (w->edge[i])
+            w->comm->dev->event_destroy(w->comm->dev_ctx, w->edge[i]);
     free(w->done);
     free(w->flow);
     free(w);
@@ -54,6 +57,8 @@ void hx_comm_free(hx_comm *c)
             c->dev->host_free(c->dev_ctx, c->host_scratch);
         if (c->drain_event)
             c->dev->event_destroy(c->dev_ctx, c->drain_event);
+        if (c->order_event)
+            c->dev->event_destroy(c->dev_ctx, c->order_event);
         if (c->stream)
             c->dev->stream_destroy(c->dev_ctx, c->stream);
     }
@@ -96,7 +101,8 @@ hx_work *hx_work_get(hx_comm *c, const hx_plan *p)
     w->bound = 0;
     w->user_in = w->user_out = NULL;
     w->status = HETCCL_IN_PROGRESS;
-    w->asynchronous = 0;
+    w->asynchronous = w->has_caller = w->streamed = 0;
+    w->stream = c->stream;
     w->source = -1;
     w->owner = NULL;
     w->text[0] = 0;
@@ -121,6 +127,16 @@ static uint32_t mix(uint32_t h, uint64_t v)
     return h;
 }
 
+void hx_number(hx_comm *c, hx_work *w)
+{
+    const hx_plan *p = w->plan;
+    w->sequence = ++c->sequence;
+    uint32_t h = mix(w->sequence, (uint64_t)p->op | (uint64_t)p->dtype << 8 | (uint64_t)p->redop << 16 | (uint64_t)(uint32_t)p->root << 32);
+    w->fingerprint = mix(h, w->count) | 1u;
+    if (c->board)
+        c->board->entry[c->rank].now = (hx_call){p->op, p->dtype, p->redop, p->root, w->count, w->sequence, w->fingerprint};
+}
+
 int hx_submit(hx_comm *c, hx_work *w)
 {
     pthread_mutex_lock(&c->lock);
@@ -130,12 +146,7 @@ int hx_submit(hx_comm *c, hx_work *w)
         return failed;
     }
     if (w->plan) {
-        const hx_plan *p = w->plan;
-        w->sequence = ++c->sequence;
-        uint32_t h = mix(w->sequence, (uint64_t)p->op | (uint64_t)p->dtype << 8 | (uint64_t)p->redop << 16 | (uint64_t)(uint32_t)p->root << 32);
-        w->fingerprint = mix(h, w->count) | 1u;
-        if (c->board)
-            c->board->entry[c->rank].now = (hx_call){p->op, p->dtype, p->redop, p->root, w->count, w->sequence, w->fingerprint};
+        hx_number(c, w);
         if (c->tail)
             c->tail->next = w;
         else
@@ -225,7 +236,7 @@ int hx_comm_progress(hx_comm *c, int inline_calls)
         hx_publish(w);
     }
     if (!atomic_load_explicit(&c->failed, memory_order_acquire))
-        moved |= hx_p2p_progress(c);
+        moved |= hx_streamed_progress(c) | hx_p2p_progress(c);
     if (atomic_load_explicit(&c->failed, memory_order_acquire)) {
         int status = (int)atomic_load_explicit(&c->failed, memory_order_acquire);
         if (!drained(c))
@@ -236,6 +247,7 @@ int hx_comm_progress(hx_comm *c, int inline_calls)
             hx_finish(w, status);
             hx_publish(w);
         }
+        hx_streamed_fail(c, status);
         hx_p2p_fail_all(c, status);
         return 1;
     }
@@ -319,7 +331,16 @@ void hx_comm_check(hx_comm *c)
         hx_fail(c, HETCCL_ABORTED, c->island_aborted ? "a rank of this island aborted the vendor's call" : "");
         return;
     }
-    hx_work *w = first(c);
+    hx_work *w = hx_streamed_first(c);
+    if (w && now >= w->deadline_ns) {
+        c->n_fail_ranks = 0;
+        for (int i = 0; i < c->n_island_local && c->n_fail_ranks < 8; i++)
+            if (c->island_ranks[i] != c->rank)
+                c->fail_ranks[c->n_fail_ranks++] = c->island_ranks[i];
+        hx_fail(c, HETCCL_TIMED_OUT, "island");
+        return;
+    }
+    w = first(c);
     if (w && now >= w->deadline_ns) {
         const char *phase;
         hx_work_waiting(w, c->fail_ranks, &c->n_fail_ranks, 8, &phase);

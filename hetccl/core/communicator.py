@@ -36,7 +36,8 @@ class Communicator:
 
     `store` is what the ranks meet through (torch's stores, or `hetccl.core.store.DirectoryStore`); it may die once the
     communicator exists. `ranks` ("oneccl:2,host:2") and `transports` ("shm,tcp") override the variables of the same
-    meaning. `timeout` is in seconds, for joining and for each operation. Blocks until all ranks have joined.
+    meaning. `timeout` is in seconds, for joining and for each operation. Where nothing says which vendor a rank is, it is
+    the best one for `device_type` ("cpu", "cuda"). Blocks until all ranks have joined.
 
     Buffers are arrays of any library (see `buffers.py`). Counts are elements, and equal on all ranks.
     """
@@ -51,6 +52,7 @@ class Communicator:
         ranks: str | None = None,
         transports: str | None = None,
         timeout: float | None = None,
+        device_type: str = "cpu",
     ) -> None:
         config = Config.from_env()
         log.set_up(config.log)
@@ -59,7 +61,7 @@ class Communicator:
         self.timeout = timeout or config.timeout
         self._closed = self._forked = False
         started = time.monotonic()
-        joined = self._joined = join(store, rank, size, name, ranks, transports, config, self.timeout)
+        joined = self._joined = join(store, rank, size, name, ranks, transports, config, self.timeout, device_type)
         try:
             self._build(config)
         except BaseException:
@@ -175,17 +177,20 @@ class Communicator:
         redop: int = 0,
         root: int = 0,
         timeout: float = 0,
+        stream: int = -1,
     ) -> None:
-        """One blocking collective on memory at two addresses (equal: in place; broadcast uses `out_ptr`).
+        """One collective on memory at two addresses (equal: in place; broadcast uses `out_ptr`).
 
         `count` is in elements: of the buffer (all_reduce, broadcast), of one rank's input (all_gather) or output
-        (reduce_scatter). `timeout` 0 is the communicator's.
+        (reduce_scatter). `timeout` 0 is the communicator's. `stream` is the caller's stream on this rank's device: the
+        operation comes after what it holds, and may still be under way on it when this returns. -1: none, and it has
+        ended when this returns.
         """
-        self._core.run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout)
+        self._core.run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, stream)
 
     def post(
         self, op: int, in_ptr: int, out_ptr: int, count: int, dtype: int, redop: int = 0, root: int = 0, tag: int = 0,
-        timeout: float = 0, keep: Any = None,
+        timeout: float = 0, keep: Any = None, stream: int = -1,
     ) -> Work:  # fmt: skip
         """The same, asynchronous; also SEND (from `in_ptr` to rank `root`) and RECV (into `out_ptr`, rank -1: any).
 
@@ -202,7 +207,7 @@ class Communicator:
             self._check_rank(root, "peer")
             if root == self.rank:
                 raise UsageError(f"rank {self.rank} cannot receive from itself")
-        return self._core.post(op, in_ptr, out_ptr, count, dtype, redop, root, tag, timeout, keep)
+        return self._core.post(op, in_ptr, out_ptr, count, dtype, redop, root, tag, timeout, keep, stream)
 
     # ---- what happened
 
@@ -271,6 +276,16 @@ class Communicator:
     def vendor(self) -> str:
         """The vendor of this rank."""
         return self._joined.vendor.name
+
+    @property
+    def device_types(self) -> tuple[str, ...]:
+        """torch's words for the devices whose memory this rank's vendor takes directly."""
+        return self._joined.device_types
+
+    @property
+    def device_index(self) -> int:
+        """Number of this rank's device."""
+        return self._joined.device_index
 
     # ---- the end
 

@@ -73,6 +73,13 @@ static int grow_host(hx_comm *c, size_t want)
     return rc;
 }
 
+static int stream_error(hx_comm *c, hx_work *w, int rc, const char *what)
+{
+    snprintf(w->text, sizeof w->text, "%s failed on the device: %s", what, c->dev->last_error(c->dev_ctx));
+    hx_fail(c, rc, w->text);
+    return rc;
+}
+
 /* Called when the work reaches the head of the queue, so the scratch buffers are nobody else's. */
 void hx_work_bind(hx_work *w)
 {
@@ -112,13 +119,8 @@ void hx_work_bind(hx_work *w)
     w->event_head = w->event_tail = 0;
     w->staged_in = 0;
     w->last_recorded = 0;
-}
-
-static int stream_error(hx_comm *c, hx_work *w, int rc, const char *what)
-{
-    snprintf(w->text, sizeof w->text, "%s failed on the device: %s", what, c->dev->last_error(c->dev_ctx));
-    hx_fail(c, rc, w->text);
-    return rc;
+    if (!c->host_memory && (rc = hx_order_streams(c, w)) != HETCCL_OK)
+        stream_error(c, w, rc, "ordering streams");
 }
 
 /* Records an event behind what the work has enqueued so far; `step` is counted done when it is reached (-1: the work's end). */
@@ -131,7 +133,7 @@ static int record(hx_comm *c, hx_work *w, int step)
             return stream_error(c, w, rc, "creating an event");
         w->n_events = slot + 1;
     }
-    int rc = c->dev->event_record(c->dev_ctx, w->events[slot], c->stream);
+    int rc = c->dev->event_record(c->dev_ctx, w->events[slot], w->stream);
     if (rc != HETCCL_OK)
         return stream_error(c, w, rc, "recording an event");
     w->event_step[slot] = step;
@@ -178,7 +180,7 @@ static int copy(hx_comm *c, hx_work *w, void *dst, const void *src, size_t nbyte
         return HETCCL_OK;
     }
     atomic_fetch_add_explicit(&c->staged_bytes, nbytes, memory_order_relaxed);
-    int rc = c->dev->copy_async(c->dev_ctx, dst, src, nbytes, c->stream);
+    int rc = c->dev->copy_async(c->dev_ctx, dst, src, nbytes, w->stream);
     return rc == HETCCL_OK ? rc : stream_error(c, w, rc, "a copy");
 }
 
@@ -194,7 +196,7 @@ static int local_step(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
     if (s->kind == HX_SCALE) {
         const void *one = src;
         if (!c->host_memory) {
-            hetccl_reduce_args a = {sizeof a, w->plan->dtype, HETCCL_SUM, 1, dst, &one, n, w->plan->scale_divisor, c->stream};
+            hetccl_reduce_args a = {sizeof a, w->plan->dtype, HETCCL_SUM, 1, dst, &one, n, w->plan->scale_divisor, w->stream};
             int rc = c->dev->scale_async(c->dev_ctx, &a);
             return rc == HETCCL_OK ? rc : stream_error(c, w, rc, "scaling");
         }
@@ -213,7 +215,7 @@ int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
 {
     size_t n, unused;
     hetccl_ccl_args a = {.size = sizeof a, .dtype = w->plan->dtype, .redop = w->plan->redop, .peer = s->root,
-                         .comm = c->ccl_comm, .stream = c->stream};
+                         .comm = c->ccl_comm, .stream = w->stream};
     hx_address(w, &s->len, segment, &n);
     if (n == 0)
         return HETCCL_OK;                   /* the same on every rank of the island */
@@ -391,6 +393,15 @@ int hx_work_progress(hx_work *w, int inline_calls)
     }
     hx_finish(w, HETCCL_OK);
     return 1;
+}
+
+int hx_work_enqueue(hx_work *w)
+{
+    int rc;
+    hx_work_bind(w);
+    while ((rc = lane_step(w, HX_LANE_ISLAND, 1)) == 1)
+        ;
+    return (int)atomic_load_explicit(&w->comm->failed, memory_order_acquire);
 }
 
 /* Whom a work waits for, for the text of a timeout. */

@@ -81,6 +81,11 @@ typedef struct hx_work {
     int32_t asynchronous;
     int32_t source;                    /* rank that a recv from any source got its message from */
     void *owner;                       /* the Python object, for the completion thread */
+    /* streams: streamed.c */
+    void *stream;                      /* device work is enqueued here: the communicator's stream, or the caller's */
+    void *caller;                      /* the caller's stream, if has_caller: its work so far comes first */
+    int32_t has_caller, streamed;      /* streamed: all is enqueued, nothing is left to drive; ends at edge[1] */
+    void *edge[2];                     /* events: on the caller's stream at the call; behind the last device step */
     char text[HX_TEXT];
     /* point to point (plan is NULL): p2p.c */
     int32_t sending, peer, tag, p2p_state;
@@ -102,7 +107,8 @@ typedef struct hx_comm {
     int32_t *island_ranks;             /* ranks of my island that share my board */
     int32_t n_island_local;
     int host_memory, streaming;        /* of the device; of the ccl */
-    void *stream;
+    void *stream, *last_stream, *order_event;  /* the vendor's calls are ordered also where they change streams */
+    int last_stream_set, engine_bound;
     size_t chunk_bytes;                /* equal on all ranks */
     hx_peer *peers;                    /* by rank; the collective link */
     hx_transport transports[HX_TRANSPORTS];
@@ -116,7 +122,9 @@ typedef struct hx_comm {
     pthread_mutex_t lock;              /* queue, free list, p2p lists */
     pthread_mutex_t driver;
     hx_work *head, *tail, *free_works;
-    _Atomic uint32_t pending;          /* works in the queue and point-to-point works */
+    hx_work *streamed_head, *streamed_tail;
+    _Atomic uint32_t pending;          /* works in the queue, streamed works and point-to-point works */
+    _Atomic uint32_t n_streamed;
     uint32_t sequence;
     _Atomic uint32_t failed;           /* hetccl_status once the communicator is dead */
     char fail_text[HX_TEXT];
@@ -151,6 +159,7 @@ hx_comm *hx_comm_new(int rank, int size);
 void hx_comm_free(hx_comm *c);
 hx_work *hx_work_get(hx_comm *c, const hx_plan *p);      /* from the free list; NULL if memory is out */
 void hx_work_put(hx_comm *c, hx_work *w);
+void hx_number(hx_comm *c, hx_work *w);                  /* its place among all collectives; comm lock held */
 /* Queues a work. HETCCL_OK, or the status that killed the communicator. */
 int hx_submit(hx_comm *c, hx_work *w);
 /* Drives until the work is final (its status), or slice_ns have passed (HETCCL_IN_PROGRESS). Blocks that long at most, plus
@@ -170,6 +179,21 @@ int hx_work_progress(hx_work *w, int inline_calls);      /* returns whether some
 void hx_work_waiting(hx_work *w, int32_t *ranks, int32_t *n, int32_t max, const char **phase);
 int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment);
 char *hx_address(hx_work *w, const hx_slice *s, int64_t segment, size_t *n);
+
+int hx_work_enqueue(hx_work *w);                         /* the whole island lane of a plan that never waits */
+
+/* ---- streamed.c */
+/* Enqueues a whole collective from the caller's thread, without a hop to another one, and returns HETCCL_OK; later the work ends
+ * by itself. HETCCL_IN_PROGRESS: it cannot be done so (other islands take part, say): hx_mark_caller and hx_submit it.
+ * Blocks for the short moment in which another thread drives the communicator. */
+int hx_begin(hx_comm *c, hx_work *w, int asynchronous);  /* hx_enqueue, or else hx_mark_caller and hx_submit */
+int hx_wait_on_stream(hx_work *w, void *stream);         /* a stream waits for the end of a streamed work */
+int hx_enqueue(hx_comm *c, hx_work *w, int asynchronous);
+int hx_mark_caller(hx_comm *c, hx_work *w);              /* the work shall start behind what the caller's stream holds now */
+int hx_order_streams(hx_comm *c, hx_work *w);            /* behind the last vendor call, whatever stream it went to */
+int hx_streamed_progress(hx_comm *c);                    /* driver lock held; returns whether something ended */
+void hx_streamed_fail(hx_comm *c, int status);
+hx_work *hx_streamed_first(hx_comm *c);
 
 /* ---- flows.c */
 void hx_flows_begin(hx_work *w, const hx_step *s, int64_t segment);
@@ -194,6 +218,7 @@ int hx_p2p_init(hx_comm *c);
 void hx_p2p_free(hx_comm *c);
 int hx_p2p_add_link(hx_comm *c, int peer, int outgoing, const hetccl_transport_ops *ops, void *ctx, void *ep);
 int hx_p2p_has_link(hx_comm *c, int peer);
+int hx_p2p_stage(hx_comm *c, hx_work *w);                /* device memory travels through pinned memory of its own */
 void hx_p2p_submit(hx_comm *c, hx_work *w);              /* comm lock held */
 int hx_p2p_progress(hx_comm *c);                         /* driver lock held; returns whether something moved */
 void hx_p2p_fail_all(hx_comm *c, int status);            /* driver lock held */

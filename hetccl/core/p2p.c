@@ -333,3 +333,24 @@ uint64_t hx_p2p_deadline(hx_comm *c, int32_t *peer)
     pthread_mutex_unlock(&c->lock);
     return earliest;
 }
+
+int hx_p2p_stage(hx_comm *c, hx_work *w)
+{
+    int rc = c->dev->host_alloc(c->dev_ctx, w->nbytes, (void **)&w->p2p_staging);
+    if (rc == HETCCL_OK && w->n_events == 0) {
+        rc = c->dev->event_create(c->dev_ctx, &w->events[0]);
+        w->n_events = rc == HETCCL_OK;
+    }
+    if (rc == HETCCL_OK && w->has_caller) {
+        rc = hx_mark_caller(c, w);
+        if (rc == HETCCL_OK)
+            rc = c->dev->stream_wait_event(c->dev_ctx, c->stream, w->edge[0]);
+    }
+    if (rc == HETCCL_OK && w->sending) {
+        rc = c->dev->copy_async(c->dev_ctx, w->p2p_staging, w->in, w->nbytes, c->stream);
+        if (rc == HETCCL_OK)
+            rc = c->dev->event_record(c->dev_ctx, w->events[0], c->stream);
+    }
+    w->p2p_ptr = w->p2p_staging;
+    return rc;
+}

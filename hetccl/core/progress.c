@@ -26,7 +26,9 @@ static int pass(int *moved)
     for (hx_comm *c = E.comms; c; c = c->engine_next) {
         if (!atomic_load_explicit(&c->pending, memory_order_acquire) || pthread_mutex_trylock(&c->driver) != 0)
             continue;
-        driven++;
+        if (!c->engine_bound)               /* this thread, too, works on the device */
+            c->engine_bound = !c->host_memory && c->dev->bind_thread(c->dev_ctx) == HETCCL_OK;
+        driven += atomic_load_explicit(&c->pending, memory_order_acquire) > atomic_load_explicit(&c->n_streamed, memory_order_relaxed);
         *moved |= hx_comm_progress(c, 0);
         pthread_mutex_unlock(&c->driver);
     }
@@ -38,7 +40,7 @@ static void sleep_on_all(void)
 {
     struct pollfd q[2 * HX_POLL];
     nfds_t n = 1;
-    int awake = 0, stream = 0, busy = 0;
+    int awake = 0, stream = 0, busy = 0, streamed = 0;
     uint64_t drained;
     q[0] = (struct pollfd){E.wake_fd, POLLIN, 0};
     atomic_store_explicit(&E.sleeping, 1, memory_order_seq_cst);
@@ -48,7 +50,10 @@ static void sleep_on_all(void)
         busy = 1;
         hx_comm_check(c);
         awake |= atomic_load_explicit(&c->failed, memory_order_relaxed) != 0;
-        stream |= !c->host_memory;
+        if (atomic_load_explicit(&c->pending, memory_order_acquire) == atomic_load_explicit(&c->n_streamed, memory_order_relaxed))
+            streamed = 1;                   /* the device goes on by itself: only deadlines and callbacks wait for us */
+        else
+            stream |= !c->host_memory;
         for (int i = 0; i < c->n_transports; i++) {
             int fds[HX_POLL];
             uint32_t some = 0;
@@ -60,7 +65,7 @@ static void sleep_on_all(void)
         pthread_mutex_unlock(&c->driver);
     }
     if (!awake) {
-        struct timespec t = {0, stream ? 50000 : busy ? 50000000 : 500000000};
+        struct timespec t = {0, stream ? 50000 : streamed ? 1000000 : busy ? 50000000 : 500000000};
         pthread_mutex_unlock(&E.lock);
         ppoll(q, n, &t, NULL);
         pthread_mutex_lock(&E.lock);

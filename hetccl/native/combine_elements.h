@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * One element at a time: small floats to float32 and back, and the canonical NaN. Plain integer code without branches, so
  * that compilers turn the loops around it into vector code. Needs denormals on and rounding to nearest (combine.c sets both).
+ * Plain enough for C, for C++ and for kernel compilers, so that host and devices round alike by construction.
  */
 #ifndef HETCCL_COMBINE_ELEMENTS_H
 #define HETCCL_COMBINE_ELEMENTS_H
+#ifndef HETCCL_INLINE                       /* a device's kernels are compiled from this text too: vendors/cuda_kernels.py */
 #include <stdint.h>
-
 #define HETCCL_INLINE static inline __attribute__((always_inline))
+#endif
 
 typedef union hetccl_bits {
     float f;
@@ -15,13 +17,15 @@ typedef union hetccl_bits {
 
 HETCCL_INLINE float hetccl_float_of(uint32_t u)
 {
-    hetccl_bits b = {.u = u};
+    hetccl_bits b;
+    b.u = u;
     return b.f;
 }
 
 HETCCL_INLINE uint32_t hetccl_bits_of(float f)
 {
-    hetccl_bits b = {.f = f};
+    hetccl_bits b;
+    b.f = f;
     return b.u;
 }
 
@@ -30,7 +34,15 @@ HETCCL_INLINE uint32_t hetccl_pick(uint32_t cond, uint32_t yes, uint32_t no) { r
 
 /* What a NaN looks like when it comes out of a combination: the same bits whatever came in. */
 HETCCL_INLINE float hetccl_canonical_f32(float x) { return x != x ? hetccl_float_of(0x7fc00000u) : x; }
-HETCCL_INLINE double hetccl_canonical_f64(double x) { return x != x ? __builtin_nan("") : x; }
+HETCCL_INLINE double hetccl_canonical_f64(double x)
+{
+    union {
+        double f;
+        uint64_t u;
+    } nan;
+    nan.u = 0x7ff8000000000000u;
+    return x != x ? nan.f : x;
+}
 
 /* A small float is sign, exponent, `man` mantissa bits. `fnuz`: no infinity, no negative zero, one NaN (sign bit alone).
  * `infinite`: the top exponent holds infinity and NaN, as in IEEE; otherwise only all ones is NaN (E4M3FN). */

@@ -31,6 +31,8 @@ class ComposedOps:
     _post: Callable[..., Any]
     _rank: int
     _size: int
+    _device: Any
+    _current_stream: Callable[[], int]
     _coalescing: list[Any] | None
 
     # -- lists of tensors
@@ -39,7 +41,7 @@ class ComposedOps:
         """Gathers into a list. Lists of unequal shapes go by one broadcast a rank."""
         opts = opts or c10d.AllgatherOptions()
         with _as_torch_errors():
-            tensor, targets = _one_list("all_gather", ins, outs, self._size)
+            tensor, targets = _one_list("all_gather", ins, outs, self._size, self._device)
         count = tensor.numel()
         if any(target.numel() != count for target in targets):
             return self._allgather_uneven(targets, tensor, opts, outs)
@@ -47,7 +49,7 @@ class ComposedOps:
         flat = _tensors.flat_view(targets)
         finish = None
         if flat is None:
-            flat = torch.empty(count * self._size, dtype=tensor.dtype)
+            flat = torch.empty(count * self._size, dtype=tensor.dtype, device=tensor.device)
             finish = _scatter_out(targets, flat)
         return self._gather_into(flat, source, opts, outs, finish)  # type: ignore[attr-defined]
 
@@ -70,7 +72,7 @@ class ComposedOps:
         """Reduces a list of one tensor a rank. Lists of unequal shapes go by an all_reduce of all of it."""
         opts = opts or c10d.ReduceScatterOptions()
         with _as_torch_errors():
-            out, sources = _one_list("reduce_scatter", outs, ins, self._size)
+            out, sources = _one_list("reduce_scatter", outs, ins, self._size, self._device)
             if sources[self._rank].numel() != out.numel():
                 raise UsageError(
                     f"reduce_scatter: output has {out.numel()} elements, its input {sources[self._rank].numel()}"
@@ -123,7 +125,7 @@ class ComposedOps:
         if opts.rootRank != self._rank:
             return self._exchange([(opts.rootRank, tensor)], [], opts, outs)
         with _as_torch_errors():
-            _, targets = _one_list("gather", ins, outs, self._size)
+            _, targets = _one_list("gather", ins, outs, self._size, self._device)
         targets[self._rank].detach().copy_(tensor.detach().reshape(targets[self._rank].shape))
         return self._exchange([], [(r, t) for r, t in enumerate(targets) if r != self._rank], opts, outs)
 
@@ -133,7 +135,7 @@ class ComposedOps:
         if opts.rootRank != self._rank:
             return self._exchange([], [(opts.rootRank, tensor)], opts, outs)
         with _as_torch_errors():
-            _, sources = _one_list("scatter", outs, ins, self._size)
+            _, sources = _one_list("scatter", outs, ins, self._size, self._device)
         tensor.detach().copy_(sources[self._rank].detach().reshape(tensor.shape))
         return self._exchange([(r, s) for r, s in enumerate(sources) if r != self._rank], [], opts, outs)
 
@@ -146,7 +148,7 @@ class ComposedOps:
             if len(outs) != self._size or len(ins) != self._size:
                 raise UsageError(f"all_to_all takes {self._size} tensors each way, got {len(ins)} and {len(outs)}")
             for tensor in (*outs, *ins):
-                _tensors.check_tensor(tensor)
+                _tensors.check_tensor(tensor, self._device)
             _tensors.same_dtype("all_to_all", *outs, *ins)
         own = outs[self._rank]
         own.detach().copy_(ins[self._rank].detach().reshape(own.shape))
@@ -158,8 +160,8 @@ class ComposedOps:
     ) -> Any:
         """Splits are rows of dimension 0; empty means equal parts."""
         with _as_torch_errors():
-            outs = _rows(out, out_splits, self._size, "output")
-            ins = _rows(inp, in_splits, self._size, "input")
+            outs = _rows(out, out_splits, self._size, "output", self._device)
+            ins = _rows(inp, in_splits, self._size, "input", self._device)
         return self.alltoall(outs, ins, opts)
 
     # -- how a composed operation is run
@@ -168,23 +170,24 @@ class ComposedOps:
         """Posts all sends and receives, (peer, tensor) each, at once. Data only moves, so it travels as bytes."""
         timeout = opts.timeout.total_seconds() if opts.timeout.days >= 0 else 0.0
         works, copies = [], []
+        stream = self._current_stream()
 
         def post(op: Op, source: Any, target: Any, flat: Any, peer: int) -> None:
             code = (flat.nbytes, DType.UINT8, RedOp.SUM)
-            works.append(self._post(op, source, target, *code, peer, TAG, timeout, flat))
+            works.append(self._post(op, source, target, *code, peer, TAG, timeout, flat, stream))
 
         with _as_torch_errors():
             for peer, tensor in receives:
-                _tensors.check_tensor(tensor)
-                flat = tensor if tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype)
+                _tensors.check_tensor(tensor, self._device)
+                flat = tensor if tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
                 if flat is not tensor:
                     copies.append((tensor, flat))
                 post(Op.RECV, 0, flat.data_ptr(), flat, peer)
             for peer, tensor in sends:
-                _tensors.check_tensor(tensor)
+                _tensors.check_tensor(tensor, self._device)
                 flat = tensor.detach().contiguous()
                 post(Op.SEND, flat.data_ptr(), 0, flat, peer)
-        work = HetWork(tuple(works), outputs, _tensors.copier(copies) if copies else None)
+        work = HetWork(tuple(works), outputs, _tensors.copier(copies) if copies else None, self._device)
         return self._handed_out(work, opts)
 
     def _joined(self, works: list[Any], outputs: Any, finish: Callable[[], None] | None = None) -> Any:
@@ -193,7 +196,7 @@ class ComposedOps:
             for part in works:  # replaced by the one that covers them
                 if part in self._coalescing:
                     self._coalescing.remove(part)
-        work = join(works, outputs, finish)
+        work = join(works, outputs, finish, self._device)
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
@@ -224,21 +227,21 @@ class _as_torch_errors:
                 raise new
 
 
-def _one_list(call: str, singles: Any, lists: Any, size: int) -> tuple[Any, Any]:
+def _one_list(call: str, singles: Any, lists: Any, size: int, device: Any) -> tuple[Any, Any]:
     """The one tensor and the one list of `size` tensors that a call must have, all of one dtype."""
     single = _tensors.one(singles, call)
     many = _tensors.one(lists, call)
     if len(many) != size:
         raise UsageError(f"{call} takes a list of {size} tensors, one a rank, got {len(many)}")
     for tensor in (single, *many):
-        _tensors.check_tensor(tensor)
+        _tensors.check_tensor(tensor, device)
     _tensors.same_dtype(call, single, *many)
     return single, many
 
 
-def _rows(tensor: Any, splits: Sequence[int], size: int, what: str) -> list[Any]:
+def _rows(tensor: Any, splits: Sequence[int], size: int, what: str, device: Any) -> list[Any]:
     """`tensor` cut along dimension 0 into one part a rank."""
-    _tensors.check_tensor(tensor)
+    _tensors.check_tensor(tensor, device)
     rows = tensor.shape[0] if tensor.dim() else 0
     if not splits:
         if rows % size:

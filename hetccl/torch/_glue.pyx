@@ -10,7 +10,7 @@ Two flavours share the method bodies: torch before 2.14 takes a ProcessGroup wri
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from hetccl.torch import _tensors
+from hetccl.torch import _streams, _tensors
 from hetccl.torch._compat import HAS_PYTHON_BACKEND
 from hetccl.torch._composed import ComposedOps
 from hetccl.torch._errors import for_torch
@@ -42,6 +42,9 @@ class HetcclOps(ComposedOps):
         self._rank = rank
         self._size = size
         self._coalescing = None
+        # The device whose tensors go to the core by address, with the stream that the caller is on.
+        self._device = _streams.device_of(comm)
+        self._current_stream = _streams.current_stream_of(self._device)
         _live.append(self)
 
     # -- collectives that the core has
@@ -52,8 +55,8 @@ class HetcclOps(ComposedOps):
         tensor = tensors[0]
         code = REDOPS.get(hash(opts.reduceOp))
         dtype = DTYPES.get(tensor.dtype)
-        if (code is None or dtype is None or len(tensors) != 1 or not tensor.is_cpu or tensor.layout is not STRIDED
-                or not tensor.is_contiguous()):
+        if (code is None or dtype is None or len(tensors) != 1 or not (tensor.is_cpu or tensor.device == self._device)
+                or tensor.layout is not STRIDED or not tensor.is_contiguous()):
             return self._allreduce_slow(tensors, opts)
         pointer = tensor.data_ptr()
         return self._start(ALL_REDUCE, pointer, pointer, tensor.numel(), dtype, code, 0, opts, tensors, tensors)
@@ -62,7 +65,7 @@ class HetcclOps(ComposedOps):
         """Everything that is not one contiguous CPU tensor of a known dtype with a plain operator."""
         try:
             tensor = _tensors.one(tensors, "all_reduce")
-            _tensors.check_tensor(tensor)
+            _tensors.check_tensor(tensor, self._device)
             dtype = _tensors.dtype_code(tensor)
             code, factor = _tensors.reduction(opts.reduceOp)
         except Exception as error:
@@ -92,7 +95,7 @@ class HetcclOps(ComposedOps):
         source = inp if inp.is_contiguous() else inp.detach().contiguous()
         flat, finish = out, None
         if not out.is_contiguous():
-            flat = torch.empty(out.shape, dtype=out.dtype)
+            flat = torch.empty(out.shape, dtype=out.dtype, device=out.device)
             finish = _tensors.copier([(out, flat)])
         return self._gather_into(flat, source, opts, [out], finish)
 
@@ -123,7 +126,7 @@ class HetcclOps(ComposedOps):
         tensor = self._checked(tensors, "recv")
         flat, finish = tensor, None
         if not tensor.is_contiguous():
-            flat = torch.empty(tensor.shape, dtype=tensor.dtype)
+            flat = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
             finish = _tensors.copier([(tensor, flat)])
         count, dtype = self._moved(flat)
         return self._posted(RECV, 0, flat.data_ptr(), count, dtype, src, tag, tensors, (tensors, flat), finish)
@@ -138,7 +141,7 @@ class HetcclOps(ComposedOps):
 
     def end_coalescing(self, *device):
         works, self._coalescing = self._coalescing, None
-        return join(works or [], [])
+        return join(works or [], [], None, self._device)
 
     # -- life of the group
 
@@ -172,21 +175,28 @@ class HetcclOps(ComposedOps):
         timeout = _seconds(opts.timeout)
         try:
             if opts.asyncOp or self._coalescing is not None:
-                work = HetWork((self._post(op, in_ptr, out_ptr, count, dtype, redop, root, 0, timeout, keep),), outputs, finish)
+                stream = self._current_stream()
+                work = self._work((self._post(op, in_ptr, out_ptr, count, dtype, redop, root, 0, timeout, keep, stream),),
+                                  outputs, finish)
                 if self._coalescing is not None:
                     self._coalescing.append(work)
                 return work
-            self._run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout)
+            self._run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, self._current_stream())
         except Exception as error:
             raise for_torch(error)
         if finish is not None:
             finish()
         return HetWork((), outputs)
 
+    def _work(self, works, outputs, finish=None):
+        """What torch gets: with the device and streams of this group."""
+        return HetWork(works, outputs, finish, self._device)
+
     def _posted(self, int op, in_ptr, out_ptr, count, int dtype, int peer, tag, outputs, keep, finish):
         """Posts a send or a receive. Returns its work."""
         try:
-            work = HetWork((self._post(op, in_ptr, out_ptr, count, dtype, SUM, peer, tag, 0.0, keep),), outputs, finish)
+            stream = self._current_stream()
+            work = self._work((self._post(op, in_ptr, out_ptr, count, dtype, SUM, peer, tag, 0.0, keep, stream),), outputs, finish)
         except Exception as error:
             raise for_torch(error)
         if self._coalescing is not None:
@@ -213,7 +223,7 @@ class HetcclOps(ComposedOps):
             flat = flat * factor
         target, finish = out, None
         if not out.is_contiguous() or _tensors.overlap(out, flat):
-            target = torch.empty(out.shape, dtype=out.dtype)
+            target = torch.empty(out.shape, dtype=out.dtype, device=out.device)
             finish = _tensors.copier([(out, target)])
         return self._start(REDUCE_SCATTER, flat.data_ptr(), target.data_ptr(), out.numel(), dtype, code, 0, opts, [out],
                            (flat, target, out), finish)
@@ -223,8 +233,8 @@ class HetcclOps(ComposedOps):
     def _checked(self, tensors, call):
         try:
             tensor = _tensors.one(tensors, call)
-            if not tensor.is_cpu or tensor.layout is not STRIDED:
-                _tensors.check_tensor(tensor)
+            if not (tensor.is_cpu or tensor.device == self._device) or tensor.layout is not STRIDED:
+                _tensors.check_tensor(tensor, self._device)
         except Exception as error:
             raise for_torch(error)
         return tensor

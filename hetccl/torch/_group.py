@@ -17,6 +17,7 @@ from hetccl.torch import HetcclOptions
 from hetccl.torch._compat import warn_if_untried
 from hetccl.torch._errors import for_torch
 from hetccl.torch._glue import GROUP_CLASS, _live
+from hetccl.torch._streams import device_type
 
 __all__ = ["communicator_of", "make_group"]
 
@@ -48,6 +49,7 @@ def make_group(group: Any, pg_options: Any) -> Any:
             ranks=ranks,
             transports=options.transports,
             timeout=timeout,
+            device_type=device_type(),
         )
     except Exception as error:
         raise for_torch(error) from error.__cause__

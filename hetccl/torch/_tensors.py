@@ -44,12 +44,13 @@ REDOPS: dict[int, int] = {
 }
 
 
-def check_tensor(tensor: Any) -> None:
-    """Raises UnsupportedError for a tensor that is not dense CPU memory."""
-    if not tensor.is_cpu:
+def check_tensor(tensor: Any, device: Any = None) -> None:
+    """Raises UnsupportedError for a tensor that is neither dense CPU memory nor on `device`, the rank's own if any."""
+    if not tensor.is_cpu and tensor.device != device:
+        takes = f"CPU tensors and those on {device}" if device is not None else "CPU tensors only"
         raise UnsupportedError(
-            f"hetccl was given a tensor on {tensor.device}; this version takes CPU tensors only. "
-            "Move it to the CPU, or use another back end for this device type."
+            f"hetccl was given a tensor on {tensor.device}; this rank takes {takes}. "
+            "Move it there, set HETCCL_DEVICE or LOCAL_RANK, or name a vendor for that device in HETCCL_RANKS."
         )
     if tensor.layout is not torch.strided:
         raise UnsupportedError(f"hetccl takes dense tensors only, this one is {tensor.layout}: call to_dense()")

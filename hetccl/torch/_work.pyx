@@ -7,6 +7,7 @@ from time import monotonic
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from hetccl.torch import _streams
 from hetccl.torch._errors import for_torch
 
 __all__ = ["HetWork", "join"]
@@ -15,11 +16,13 @@ __all__ = ["HetWork", "join"]
 class HetWork(c10d.Work):
     """An operation in flight: one or more works of the core, then `finish` (copies to where the caller wanted it).
 
-    `finish` runs once, in whichever of the completion thread and a waiting caller comes first.
+    `finish` runs once, in whichever of the completion thread and a waiting caller comes first. With a `device`, whose
+    work is only enqueued when `wait` returns, it runs on the caller's stream: in `wait`, or for the future.
     """
 
-    def __init__(self, works, outputs, finish=None):
+    def __init__(self, works, outputs, finish=None, device=None):
         c10d.Work.__init__(self)
+        self._device = device
         self._works = works
         self._outputs = outputs
         self._finish = finish
@@ -29,10 +32,13 @@ class HetWork(c10d.Work):
         self._error = None
         if finish is not None:
             self._lock = Lock()
-            self._watch(0)
+            if device is None:
+                self._watch(0)
 
     def wait(self, timeout=None):
         """Blocks until done. Raises the operation's error. `timeout`: timedelta, 0 or None for the group's own."""
+        if self._device is not None and self._works and self._error is None:
+            return self._wait_on_stream(timeout)     # each time: every stream that comes has to wait
         if not self._ended:
             seconds = timeout.total_seconds() if timeout is not None else 0.0
             deadline = monotonic() + seconds if seconds > 0.0 else None
@@ -42,6 +48,20 @@ class HetWork(c10d.Work):
                 except Exception as error:
                     raise for_torch(error)
             self._end()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _wait_on_stream(self, timeout):
+        """The caller's stream waits for what is enqueued; the caller waits only for what the host has to do."""
+        stream = _streams.current_stream_of(self._device)()
+        seconds = timeout.total_seconds() if timeout is not None else 0.0
+        for work in self._works:
+            try:
+                work.wait(seconds or None, stream)
+            except Exception as error:
+                raise for_torch(error)
+        self._end()
         if self._error is not None:
             raise self._error
         return True
@@ -79,14 +99,30 @@ class HetWork(c10d.Work):
 
         The failure is raised inside `then`: an exception that is *set* on a future reaches C++ as a value.
         """
+        if self._future is None and self._device is not None and all([work.streamed for work in self._works]):
+            self._future = self._device_future()
         if self._future is None:
             done = torch.futures.Future()
             self._future = done.then(self._value)
             self._watch(0, done)
         return self._future
 
+    def _device_future(self):
+        """Complete at once, as torch's futures of device work are: whoever waits for it lets his stream wait."""
+        done = torch.futures.Future(devices=[self._device])
+        side = torch.cuda.Stream(self._device) if self._works else torch.cuda.current_stream(self._device)
+        with torch.cuda.device(self._device), torch.cuda.stream(side):
+            try:
+                self._wait_on_stream(None)
+            except Exception as error:
+                return _failed_future(error)
+            done.set_result(self._outputs)
+        return done
+
     def _value(self, _):
         self._end()
+        if self._device is not None and self._finish is not None:
+            torch.cuda.current_stream(self._device).synchronize()
         if self._error is not None:
             raise self._error
         return self._outputs
@@ -127,10 +163,22 @@ class HetWork(c10d.Work):
         self._ended = True
 
 
-def join(works, outputs, finish=None):
+def _failed_future(error):
+    """A future that fails as an operation fails."""
+    start = torch.futures.Future()
+
+    def fail(_):
+        raise error
+
+    failed = start.then(fail)
+    start.set_result(None)
+    return failed
+
+
+def join(works, outputs, finish=None, device=None):
     """One work that is done when all `works` (HetWork) are; then `finish` runs."""
     parts = tuple([part for work in works for part in work._works])
-    return HetWork(parts, outputs, lambda: _finish_all(works, finish))
+    return HetWork(parts, outputs, lambda: _finish_all(works, finish), device)
 
 
 def _finish_all(works, finish):

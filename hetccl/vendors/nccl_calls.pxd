@@ -76,6 +76,8 @@ cdef extern from "nccl_state.h" nogil:
         char name_of[32][32]
         char prefix[32]
         unsigned char config[512]
+        int (*bind)(void *) noexcept nogil
+        void *bind_ctx
         pthread_mutex_t lock
 
     ctypedef struct hetccl_nccl_comm:

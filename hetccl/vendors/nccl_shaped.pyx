@@ -2,13 +2,14 @@
 """The ccl table of every library that is shaped like NCCL, filled from data (nccl_shape.NcclShape) at run time."""
 
 cimport cython
-from cpython.pycapsule cimport PyCapsule_New
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc
 from libc.string cimport memcpy
 
 from hetccl.dynlib cimport Library
-from hetccl.spi cimport HETCCL_CCL_CAPSULE, HETCCL_OK, HETCCL_VENDOR
+from hetccl.spi cimport (
+    HETCCL_CCL_CAPSULE, HETCCL_DEVICE_CAPSULE, HETCCL_OK, HETCCL_VENDOR, hetccl_device_ops, hetccl_table)
 from hetccl.vendors.nccl_calls cimport *
 
 from hetccl.errors import ConfigError, PluginLoadError
@@ -24,11 +25,13 @@ ctypedef hetccl_nccl_library Lib
 cdef class NcclShapedCcl:
     """A library of NCCL's shape, ready for use. `table` is the PyCapsule for `Vendor.ccl_table`.
 
-    The table lives as long as the process. Raises `PluginLoadError` if the library lacks a call that no library of the
+    `device` is the vendor's device table where a communicator belongs to a device. The table lives as long as the
+    process. Raises `PluginLoadError` if the library lacks a call that no library of the
     family lacks, `ConfigError` if the data cannot be right.
     """
 
-    def __cinit__(self, shape, Library library not None):
+    def __cinit__(self, shape, Library library not None, device=None):
+        cdef hetccl_table *table
         self.shape = shape
         self.library = library
         self.lib = <Lib *>calloc(1, sizeof(Lib))
@@ -36,6 +39,10 @@ cdef class NcclShapedCcl:
             raise MemoryError()
         pthread_mutex_init(&self.lib.lock, NULL)
         fill_data(self.lib, shape)
+        if device is not None:
+            table = <hetccl_table *>PyCapsule_GetPointer(device, HETCCL_DEVICE_CAPSULE)
+            self.lib.bind = (<const hetccl_device_ops *>table.ops).bind_thread
+            self.lib.bind_ctx = table.ctx
         self.lib.ops.caps = <int>shape.caps
         fill_calls(self, self.lib)
         fill_masks(self.lib, shape)

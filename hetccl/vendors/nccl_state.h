@@ -58,6 +58,8 @@ typedef struct hetccl_nccl_library {
     char name_of[HETCCL_NCCL_CODES][32];
     char prefix[32];
     unsigned char config[HETCCL_NCCL_CONFIG_MAX];
+    int (*bind)(void *);                         /* makes the device current; NULL: the library needs none */
+    void *bind_ctx;
     pthread_mutex_t lock;                        /* held by each call if one_at_a_time */
 } hetccl_nccl_library;
 

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which torch device a rank's vendor serves, and the stream that the caller is on. "cuda" may be NVIDIA's or AMD's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["current_stream_of", "device_of", "device_type"]
+
+
+def device_type() -> str:
+    """The device type that a rank of this process is for, where HETCCL_RANKS does not say: "cuda" if there is one."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    from hetccl.core import registry
+
+    takers = [v for v in registry.vendors() if v.driver is not None and v.availability.ok]
+    return "cuda" if any("cuda" in getattr(v.driver, "torch_device_types", ()) for v in takers) else "cpu"
+
+
+def device_of(comm: Any) -> Any:
+    """The torch.device whose memory the communicator takes directly, or None if that is the CPU."""
+    if "cuda" not in comm.device_types or not torch.cuda.is_available():
+        return None
+    return torch.device("cuda", comm.device_index)
+
+
+def current_stream_of(device: Any) -> Callable[[], int]:
+    """A function that returns the caller's current stream on `device` as a number; -1 where there is none."""
+    if device is None:
+        return _no_stream
+    index = device.index
+    quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if quick is not None:
+        return lambda: quick(index)
+    return lambda: torch.cuda.current_stream(device).cuda_stream
+
+
+def _no_stream() -> int:
+    return -1
+

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""These tests run on stand-ins of the vendor's libraries (tests/standins): host memory, deferred streams, checked arguments."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+BUILDER = Path(__file__).resolve().parents[3] / "tests" / "standins" / "build.py"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def standins(tmp_path_factory: pytest.TempPathFactory, require: Callable[[object, str, str], None]) -> Iterator[Path]:
+    """Folder of the built stand-ins, loaded here and found by the ranks that are started."""
+    require(shutil.which("gcc") and shutil.which("g++"), "a C and C++ compiler", "apt-get install g++")
+    spec = importlib.util.spec_from_file_location("standins_build", BUILDER)
+    assert spec is not None and spec.loader is not None
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    folder = tmp_path_factory.mktemp("standins")
+    build.build(folder, build.NVIDIA)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in build.environment(folder).items():
+            patch.setenv(name, value)
+        for name in build.NVIDIA:
+            ctypes.CDLL(str(folder / name))
+        yield folder

@@ -1,0 +1,425 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Stand-in for libnccl and, with -DHIP, librccl: the exact C interface on the memory and streams of the runtime's stand-in, across
+ * processes of one host (POSIX shared memory, one byte ring for each ordered pair of ranks). Calls only enqueue; the work is
+ * done when something waits for the stream. Arguments are checked as the real ones do, and pointers as they should.
+ * Variables: STANDIN_VERSION, STANDIN_CCL_FAIL="ncclAllReduce:2:5" (the second call answers 5).
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define API __attribute__((visibility("default")))
+enum { OK = 0, DEVICE_ERROR = 1, SYSTEM_ERROR = 2, INTERNAL = 3, BAD_ARGUMENT = 4, BAD_USAGE = 5, REMOTE = 6 };
+enum { RING = 1 << 16, MAX_RANKS = 16 };
+#ifdef HIP
+#define RUNTIME "libamdhip64.so.7"
+#else
+#define RUNTIME "libcudart.so.13"
+#endif
+
+typedef struct { char bytes[128]; } unique_id;
+typedef struct { uint32_t magic; char name[64]; } id_head;
+typedef struct { _Atomic uint64_t head; char pad0[56]; _Atomic uint64_t tail; char pad1[56]; char data[RING]; } ring;
+typedef struct { _Atomic int joined, aborted; char pad[56]; ring rings[]; } segment;
+typedef struct comm { uint32_t magic; int n, rank, device; segment *s; uint64_t posted, done; } comm;
+typedef struct xfer { int peer, sending; char *p; size_t left; } xfer;
+typedef struct job {
+    comm *c;
+    uint64_t number;
+    int n, started;
+    xfer x[2 * MAX_RANKS];
+    void (*before)(struct job *), (*after)(struct job *);
+    const char *in;
+    char *out, *scratch;
+    size_t count, bytes;
+    int type, op, root;
+    void *stream;
+    struct job *next;
+} job;
+
+static _Thread_local char last[256];
+static _Thread_local int depth;
+static _Thread_local job *group, *group_tail;
+static char unjoined[64];
+
+static int fail(int code, const char *text) { snprintf(last, sizeof last, "stand-in: %s", text); return code; }
+static size_t size_of(int type) { static const int s[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2}; return type < 0 || type > 9 ? 0 : (size_t)s[type]; }
+
+static void *runtime(const char *name)
+{
+    static void *library;
+    if (!library)
+        library = dlopen(RUNTIME, RTLD_NOW | RTLD_NOLOAD);
+    return library ? dlsym(library, name) : NULL;
+}
+
+static int fault(const char *name)
+{
+    static int calls;
+    const char *wanted = getenv("STANDIN_CCL_FAIL");
+    size_t n = strlen(name);
+    char *rest;
+    if (!wanted || strncmp(wanted, name, n) || wanted[n] != ':')
+        return 0;
+    long k = strtol(wanted + n + 1, &rest, 10);
+    return ++calls == k && *rest == ':' ? atoi(rest + 1) : 0;
+}
+#define ENTER() do { int f = fault(__func__); if (f) return fail(f, "a test asked for this error"); } while (0)
+
+/* Leaves nothing in /dev/shm when a rank never came. */
+static __attribute__((destructor)) void unlink_unjoined(void) { if (unjoined[0]) shm_unlink(unjoined); }
+
+API int ncclGetVersion(int *v) { const char *e = getenv("STANDIN_VERSION"); if (!v) return BAD_ARGUMENT; *v = e ? atoi(e) : 22809; return OK; }
+API const char *ncclGetLastError(void *c) { (void)c; return last; }
+API const char *ncclGetErrorString(int r)
+{
+    static const char *const s[] = {"no error", "unhandled device error", "unhandled system error", "internal error", "invalid argument", "invalid usage", "remote process exited or there was a network error", "operation in progress"};
+    return r < 0 || r > 7 ? "unknown result code" : s[r];
+}
+API int ncclGetUniqueId(unique_id *u)
+{
+    static _Atomic int k;
+    struct timespec t;
+    if (!u)
+        return BAD_ARGUMENT;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    memset(u, 0, sizeof *u);
+    id_head *h = (id_head *)u;
+    h->magic = 0x57a4d14;
+    snprintf(h->name, sizeof h->name, "/hetccl-standin.%d.%d.%lx", getpid(), k++, (long)t.tv_nsec);
+    return OK;
+}
+API int ncclCommInitRank(comm **out, int n, unique_id u, int rank)
+{
+    ENTER();
+    id_head *h = (id_head *)&u;
+    if (!out || n < 1 || n > MAX_RANKS || rank < 0 || rank >= n || h->magic != 0x57a4d14)
+        return fail(BAD_ARGUMENT, "ncclCommInitRank: rank, number of ranks or id");
+    int (*device)(void) = (int (*)(void))runtime("standin_current_device");
+    if (!device)
+        return fail(DEVICE_ERROR, "the runtime's stand-in is not loaded");
+    size_t len = sizeof(segment) + (size_t)(n * n) * sizeof(ring);
+    strcpy(unjoined, h->name);
+    int fd = shm_open(h->name, O_RDWR | O_CREAT, 0600);
+    if (fd < 0 || ftruncate(fd, (off_t)len))
+        return fail(SYSTEM_ERROR, "shared memory");
+    segment *s = mmap(0, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    atomic_fetch_add(&s->joined, 1);
+    while (s->joined < n)
+        usleep(200);
+    shm_unlink(h->name);
+    unjoined[0] = 0;
+    comm *c = calloc(1, sizeof *c);
+    *c = (comm){0xc0ffee, n, rank, device(), s, 0, 0};
+    *out = c;
+    return OK;
+}
+API int ncclCommDestroy(comm *c) { if (c && c->magic != 0xc0ffee) return fail(BAD_ARGUMENT, "ncclCommDestroy: not a communicator"); if (c) c->magic = 0xdead; return OK; }
+API int ncclCommAbort(comm *c) { if (!c || c->magic != 0xc0ffee) return fail(BAD_ARGUMENT, "ncclCommAbort: not a communicator"); c->s->aborted = 1; return OK; }
+API int ncclCommGetAsyncError(comm *c, int *e) { if (!c || !e || c->magic != 0xc0ffee) return fail(BAD_ARGUMENT, "comm argument is NULL or destroyed"); *e = c->s->aborted ? REMOTE : OK; return OK; }
+API int ncclCommCount(comm *c, int *v) { if (!c || !v) return BAD_ARGUMENT; *v = c->n; return OK; }
+API int ncclCommUserRank(comm *c, int *v) { if (!c || !v) return BAD_ARGUMENT; *v = c->rank; return OK; }
+API int ncclCommCuDevice(comm *c, int *v) { if (!c || !v) return BAD_ARGUMENT; *v = c->device; return OK; }
+
+/* Moves what can be moved; 1 when all is done. Calls of a communicator come one after another, whatever their streams. */
+static int step(void *arg)
+{
+    job *j = arg;
+    comm *c = j->c;
+    if (!c->s->aborted) {
+        if (c->done != j->number)
+            return 0;
+        if (!j->started++ && j->before)
+            j->before(j);
+        int live = 0;
+        for (int i = 0; i < j->n; i++) {
+            xfer *x = &j->x[i];
+            int blocked = 0;
+            for (int k = 0; k < i; k++)
+                blocked |= j->x[k].left && j->x[k].peer == x->peer && j->x[k].sending == x->sending;
+            while (x->left && !blocked) {
+                ring *r = &c->s->rings[x->sending ? c->rank * c->n + x->peer : x->peer * c->n + c->rank];
+                uint64_t head = atomic_load(&r->head), tail = atomic_load(&r->tail), at = (x->sending ? head : tail) % RING;
+                size_t k = x->sending ? RING - (head - tail) : head - tail;
+                k = k > x->left ? x->left : k;
+                k = k > RING - at ? RING - at : k;
+                if (!k)
+                    break;
+                if (x->sending) {
+                    memcpy(r->data + at, x->p, k);
+                    atomic_store(&r->head, head + k);
+                } else {
+                    memcpy(x->p, r->data + at, k);
+                    atomic_store(&r->tail, tail + k);
+                }
+                x->p += k;
+                x->left -= k;
+            }
+            live |= x->left != 0;
+        }
+        if (live)
+            return 0;
+        if (j->after)
+            j->after(j);
+        c->done++;
+    }
+    free(j->scratch);
+    free(j);
+    return 1;
+}
+
+static int post(job *j)
+{
+    int (*enqueue)(void *, int (*)(void *), void *) = (int (*)(void *, int (*)(void *), void *))runtime("standin_enqueue");
+    j->number = j->c->posted++;
+    return enqueue(j->stream, step, j) ? fail(DEVICE_ERROR, "the stream is no stream") : OK;
+}
+
+static int submit(job *j)
+{
+    if (!depth)
+        return post(j);
+    if (group_tail)
+        group_tail->next = j;
+    else
+        group = j;
+    group_tail = j;
+    return OK;
+}
+
+API int ncclGroupStart(void) { depth++; return OK; }
+API int ncclGroupEnd(void)
+{
+    int rc = OK;
+    if (!depth)
+        return fail(BAD_USAGE, "ncclGroupEnd without ncclGroupStart");
+    if (--depth)
+        return OK;
+    job *all = NULL, *j, *next;             /* sends and receives of a group go on side by side: one job */
+    for (j = group; j; j = next) {
+        next = j->next;
+        if (j->before || j->after) {
+            rc = rc ? rc : post(j);
+        } else if (!all) {
+            all = j;
+        } else if (all->n + j->n <= 2 * MAX_RANKS) {
+            memcpy(all->x + all->n, j->x, (size_t)j->n * sizeof *j->x);
+            all->n += j->n;
+            free(j);
+        } else {
+            return fail(INTERNAL, "too many messages in a group");
+        }
+    }
+    group = group_tail = NULL;
+    return all && !rc ? post(all) : rc;
+}
+
+static job *make(comm *c, const void *in, size_t in_bytes, void *out, size_t out_bytes, size_t count, int type, void *stream, int *code)
+{
+    int (*owner)(const void *, size_t) = (int (*)(const void *, size_t))runtime("standin_device_of");
+    *code = BAD_ARGUMENT;
+    if (!c || c->magic != 0xc0ffee)
+        fail(*code, "comm argument is NULL or destroyed");
+    else if (!size_of(type))
+        fail(*code, "invalid type");
+    else if ((in && owner(in, in_bytes) != c->device) || (out && owner(out, out_bytes) != c->device))
+        fail(*code, "a buffer is not, or not wholly, memory of the communicator's device");
+    else {
+        job *j = calloc(1, sizeof *j);
+        j->c = c;
+        j->in = in;
+        j->out = out;
+        j->count = count;
+        j->type = type;
+        j->bytes = count * size_of(type);
+        j->stream = stream;
+        *code = OK;
+        return j;
+    }
+    return NULL;
+}
+
+static void add(job *j, int peer, int sending, const void *p, size_t n)
+{
+    if (n)
+        j->x[j->n++] = (xfer){peer, sending, (char *)p, n};
+}
+
+static float wide(uint16_t x, int type)
+{
+    union { uint32_t u; float f; } v = {(uint32_t)x << 16};
+    _Float16 h;
+    memcpy(&h, &x, 2);
+    return type == 6 ? (float)h : v.f;
+}
+static uint16_t narrow(float f, int type)
+{
+    union { float f; uint32_t u; } v = {f};
+    _Float16 h = (_Float16)f;
+    uint16_t r;
+    memcpy(&r, &h, 2);
+    if (type == 6)
+        return r;
+    return (uint16_t)((v.u & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : (v.u + 0x7fff + (v.u >> 16 & 1)) >> 16);
+}
+
+#define COMBINED(a, b) (op == 1 ? (a) * (b) : op == 2 ? ((a) > (b) ? (a) : (b)) : op == 3 ? ((a) < (b) ? (a) : (b)) : (a) + (b))
+#define REDUCE(T, C, GET, PUT)                                          \
+    for (size_t i = 0; i < count; i++) {                                \
+        C a = GET(((const T *)in)[i]);                                  \
+        for (int r = 1; r < n; r++) {                                   \
+            C b = GET(((const T *)in)[(size_t)r * count + i]);          \
+            a = (C)COMBINED(a, b);                                      \
+        }                                                               \
+        ((T *)out)[i] = (T)PUT(op == 4 ? (C)(a / (C)n) : a);            \
+    }                                                                   \
+    break
+#define AS_IS(x) (x)
+#define WIDE(x) wide(x, type)
+#define NARROW(x) narrow(x, type)
+/* out = operator over n blocks of in, in rank order. */
+static void reduce(void *out, const void *in, size_t count, int type, int op, int n)
+{
+    switch (type) {
+    case 0: REDUCE(int8_t, int8_t, AS_IS, AS_IS);
+    case 1: REDUCE(uint8_t, uint8_t, AS_IS, AS_IS);
+    case 2: REDUCE(int32_t, int32_t, AS_IS, AS_IS);
+    case 3: REDUCE(uint32_t, uint32_t, AS_IS, AS_IS);
+    case 4: REDUCE(int64_t, int64_t, AS_IS, AS_IS);
+    case 5: REDUCE(uint64_t, uint64_t, AS_IS, AS_IS);
+    case 7: REDUCE(float, float, AS_IS, AS_IS);
+    case 8: REDUCE(double, double, AS_IS, AS_IS);
+    default: REDUCE(uint16_t, float, WIDE, NARROW);
+    }
+}
+
+static void after_reduce(job *j) { if (j->out) reduce(j->out, j->scratch, j->count, j->type, j->op, j->c->n); }
+static void own_block(job *j) { memcpy(j->scratch + (size_t)j->c->rank * j->bytes, j->in, j->bytes); }
+static void own_part(job *j) { memcpy(j->scratch + (size_t)j->c->rank * j->bytes, j->in + (size_t)j->c->rank * j->bytes, j->bytes); }
+
+/* Everybody's contribution comes into scratch, then is reduced. `part`: each rank gets its own block only. */
+static int reducing(job *j, int part, int root)
+{
+    comm *c = j->c;
+    int mine = root < 0 || root == c->rank;
+    j->scratch = malloc(j->bytes * (size_t)c->n + 1);
+    j->before = part ? own_part : own_block;
+    j->after = after_reduce;
+    if (!mine)
+        j->out = NULL;
+    for (int p = 0; p < c->n; p++) {
+        if (p == c->rank)
+            continue;
+        if (root < 0 || p == root)
+            add(j, p, 1, j->in + (part ? (size_t)p * j->bytes : 0), j->bytes);
+        if (mine)
+            add(j, p, 0, j->scratch + (size_t)p * j->bytes, j->bytes);
+    }
+    return submit(j);
+}
+
+#define MAKE(in, in_bytes, out, out_bytes) \
+    ENTER();                               \
+    int code;                              \
+    job *j = make(c, in, in_bytes, out, out_bytes, count, type, stream, &code); \
+    if (!j)                                \
+        return code
+#define CHECK_OP() do { if (op < 0 || op > 4) { free(j); return fail(BAD_ARGUMENT, "invalid reduction operation"); } j->op = op; } while (0)
+#define CHECK_RANK(r) do { if ((r) < 0 || (r) >= c->n) { free(j); return fail(BAD_ARGUMENT, "invalid root or peer"); } } while (0)
+#define BYTES (count * size_of(type))
+
+API int ncclAllReduce(const void *in, void *out, size_t count, int type, int op, comm *c, void *stream)
+{
+    MAKE(in, BYTES, out, BYTES);
+    CHECK_OP();
+    return reducing(j, 0, -1);
+}
+API int ncclReduce(const void *in, void *out, size_t count, int type, int op, int root, comm *c, void *stream)
+{
+    MAKE(in, BYTES, c && c->rank == root ? out : NULL, BYTES);
+    CHECK_OP();
+    CHECK_RANK(root);
+    return reducing(j, 0, root);
+}
+API int ncclReduceScatter(const void *in, void *out, size_t count, int type, int op, comm *c, void *stream)
+{
+    MAKE(in, BYTES * (size_t)(c ? c->n : 1), out, BYTES);
+    CHECK_OP();
+    return reducing(j, 1, -1);
+}
+static void place(job *j) { memmove(j->out + (size_t)j->c->rank * j->bytes, j->in, j->bytes); }
+API int ncclAllGather(const void *in, void *out, size_t count, int type, comm *c, void *stream)
+{
+    MAKE(in, BYTES, out, BYTES * (size_t)(c ? c->n : 1));
+    j->before = place;
+    for (int p = 0; p < c->n; p++)
+        if (p != c->rank) {
+            add(j, p, 1, in, j->bytes);
+            add(j, p, 0, (char *)out + (size_t)p * j->bytes, j->bytes);
+        }
+    if (in != (char *)out + (size_t)c->rank * j->bytes)
+        return submit(j);
+    j->before = NULL;
+    j->after = NULL;
+    return submit(j);
+}
+static void same(job *j) { if (j->out != j->in) memmove(j->out, j->in, j->bytes); }
+API int ncclBroadcast(const void *in, void *out, size_t count, int type, int root, comm *c, void *stream)
+{
+    MAKE(c && c->rank == root ? in : NULL, BYTES, out, BYTES);
+    CHECK_RANK(root);
+    if (c->rank == root) {
+        j->in = in;
+        j->before = same;
+        for (int p = 0; p < c->n; p++)
+            if (p != root)
+                add(j, p, 1, in, j->bytes);
+    } else {
+        add(j, root, 0, out, j->bytes);
+    }
+    return submit(j);
+}
+static void own_pair(job *j)
+{
+    memmove(j->out + (size_t)j->c->rank * j->bytes, j->in + (size_t)j->c->rank * j->bytes, j->bytes);
+}
+#ifdef HIP
+API int ncclAllToAll(const void *in, void *out, size_t count, int type, comm *c, void *stream)
+#else
+API int ncclAlltoAll(const void *in, void *out, size_t count, int type, comm *c, void *stream)
+#endif
+{
+    MAKE(in, BYTES * (size_t)(c ? c->n : 1), out, BYTES * (size_t)(c ? c->n : 1));
+    j->before = own_pair;
+    for (int p = 0; p < c->n; p++)
+        if (p != c->rank) {
+            add(j, p, 1, j->in + (size_t)p * j->bytes, j->bytes);
+            add(j, p, 0, j->out + (size_t)p * j->bytes, j->bytes);
+        }
+    return submit(j);
+}
+API int ncclSend(const void *in, size_t count, int type, int peer, comm *c, void *stream)
+{
+    MAKE(in, BYTES, NULL, 0);
+    CHECK_RANK(peer);
+    add(j, peer, 1, in, j->bytes);
+    return submit(j);
+}
+API int ncclRecv(void *out, size_t count, int type, int peer, comm *c, void *stream)
+{
+    MAKE(NULL, 0, out, BYTES);
+    CHECK_RANK(peer);
+    add(j, peer, 0, out, j->bytes);
+    return submit(j);
+}
