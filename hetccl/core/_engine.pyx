@@ -179,10 +179,9 @@ cdef class Core:
             return 0
         self.drive(w)
         rc = w.status
-        if rc:
-            hx_work_put(self.c, w)
-            raise self.error(rc)
         hx_work_put(self.c, w)
+        if rc:
+            raise self.error(rc)
         return 0
 
     cdef int begin(self, hx_work *w, long long stream, bint asynchronous) except -1:
@@ -191,9 +190,9 @@ cdef class Core:
         w.caller, w.has_caller = <void *>stream, stream >= 0 and not self.c.host_memory
         with nogil:
             rc = hx_begin(self.c, w, asynchronous)
+        if rc > HETCCL_IN_PROGRESS and not self.c.failed:
+            raise_for_status(rc, "collective", text(w.text), "device")
         if rc > HETCCL_IN_PROGRESS:
-            if not self.c.failed:
-                raise_for_status(rc, "collective", text(w.text), "device")
             raise self.error(rc)
         return rc
 
@@ -248,20 +247,17 @@ cdef class Core:
         try:
             if not self.c.host_memory and nbytes and not self.on_host(ptr, nbytes):
                 w.caller, w.has_caller = <void *>stream, stream >= 0
-                if hx_p2p_stage(self.c, w):
-                    raise errors.VendorError(f"staging {nbytes} bytes failed: {text(self.c.dev.last_error(self.c.dev_ctx))}")
+                raise_for_status(hx_p2p_stage(self.c, w), "staging", text(self.c.dev.last_error(self.c.dev_ctx)), "device")
         except BaseException:
             hx_work_put(self.c, w)
             raise
         return w
 
     def failed_ranks(self):
-        cdef int i
-        return tuple(self.c.fail_ranks[i] for i in range(self.c.n_fail_ranks))
+        return tuple([self.c.fail_ranks[i] for i in range(self.c.n_fail_ranks)])
 
     def fail(self, int status, str said, tuple ranks=()):
         """Marks the communicator dead; every work in flight ends with this status."""
-        cdef int i
         if not self.c.failed:
             self.c.n_fail_ranks = min(len(ranks), 8)
             for i in range(self.c.n_fail_ranks):
@@ -300,11 +296,8 @@ cdef class Core:
 
     def counters(self):
         cdef int i
-        return {
-            "vendor_calls": [self.c.vendor_calls[i] for i in range(5)],
-            "border_sent": self.c.border_sent,
-            "staged_bytes": self.c.staged_bytes,
-        }
+        calls = [self.c.vendor_calls[i] for i in range(5)]
+        return {"vendor_calls": calls, "border_sent": self.c.border_sent, "staged_bytes": self.c.staged_bytes}
 
     def board_calls(self):
         """What each rank of this host called last: (rank, op, dtype, redop, root, count, sequence)."""
@@ -353,13 +346,10 @@ cdef class Work:
     def wait(self, timeout=None, long long stream=-1):
         """Blocks until the operation has ended, at most `timeout` seconds (None: its own deadline). Raises what it died of.
 
-        When the time is up `TimedOutError` is raised and the operation goes on. With `stream`, and where all is enqueued,
-        that stream waits and the caller does not.
+        When the time is up `TimedOutError` is raised and the operation goes on. Where all is enqueued `stream` waits instead.
         """
         if stream >= 0 and self.w.streamed and self.core.c.failed == 0:
-            if hx_wait_on_stream(self.w, <void *>stream):
-                raise errors.VendorError(f"a stream cannot wait: {text(self.core.c.dev.last_error(self.core.c.dev_ctx))}")
-            return
+            return raise_for_status(hx_wait_on_stream(self.w, <void *>stream), "stream_wait_event", "", "device")
         cdef uint64_t until = hetccl_now_ns() + (<uint64_t>(timeout * 1e9) if timeout else LONG_AGO)
         cdef uint64_t now, some
         while not self.w.finished:
@@ -397,8 +387,7 @@ cdef class Work:
         """What the operation died of, None while it runs or if it went well."""
         if not self.w.finished or self.w.status == 0:
             return None
-        if self.error is None:
-            self.error = self.core.error(self.w.status)
+        self.error = self.error or self.core.error(self.w.status)
         return self.error
 
     @property

@@ -36,8 +36,8 @@ class Communicator:
 
     `store` is what the ranks meet through (torch's stores, or `hetccl.core.store.DirectoryStore`); it may die once the
     communicator exists. `ranks` ("oneccl:2,host:2") and `transports` ("shm,tcp") override the variables of the same
-    meaning. `timeout` is in seconds, for joining and for each operation. Where nothing says which vendor a rank is, it is
-    the best one for `device_type` ("cpu", "cuda"). Blocks until all ranks have joined.
+    meaning. `timeout` is in seconds, for joining and for each operation. Where nothing says which vendor a rank is, it
+    is the best one for `device_type` ("cpu", "cuda"). Blocks until all ranks have joined.
 
     Buffers are arrays of any library (see `buffers.py`). Counts are elements, and equal on all ranks.
     """
@@ -77,6 +77,8 @@ class Communicator:
     def _build(self, config: Config) -> None:
         joined = self._joined
         self._topology, self._control = joined.topology, joined.control
+        # torch's words for the devices whose memory this rank's vendor takes directly, and which of them is ours
+        self.device_types, self.device_index = joined.device_types, joined.device_index
         self._planner = Planner(joined.topology, self.rank, config.algorithm, config.chunk_bytes)
         failures = Failures(
             joined.topology,
@@ -183,8 +185,7 @@ class Communicator:
 
         `count` is in elements: of the buffer (all_reduce, broadcast), of one rank's input (all_gather) or output
         (reduce_scatter). `timeout` 0 is the communicator's. `stream` is the caller's stream on this rank's device: the
-        operation comes after what it holds, and may still be under way on it when this returns. -1: none, and it has
-        ended when this returns.
+        operation comes after what it holds, and may still be under way on it. -1: none; it has ended at the return.
         """
         self._core.run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, stream)
 
@@ -276,16 +277,6 @@ class Communicator:
     def vendor(self) -> str:
         """The vendor of this rank."""
         return self._joined.vendor.name
-
-    @property
-    def device_types(self) -> tuple[str, ...]:
-        """torch's words for the devices whose memory this rank's vendor takes directly."""
-        return self._joined.device_types
-
-    @property
-    def device_index(self) -> int:
-        """Number of this rank's device."""
-        return self._joined.device_index
 
     # ---- the end
 

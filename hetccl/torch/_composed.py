@@ -179,7 +179,11 @@ class ComposedOps:
         with _as_torch_errors():
             for peer, tensor in receives:
                 _tensors.check_tensor(tensor, self._device)
-                flat = tensor if tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+                flat = (
+                    tensor
+                    if tensor.is_contiguous()
+                    else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+                )
                 if flat is not tensor:
                     copies.append((tensor, flat))
                 post(Op.RECV, 0, flat.data_ptr(), flat, peer)

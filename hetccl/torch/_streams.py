@@ -41,4 +41,3 @@ def current_stream_of(device: Any) -> Callable[[], int]:
 
 def _no_stream() -> int:
     return -1
-

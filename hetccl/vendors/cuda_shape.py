@@ -39,14 +39,14 @@ class ModuleLoader:
 
 @dataclass(frozen=True)
 class KernelCompiler:
-    """The vendor's compiler for kernels at run time. Its calls are shaped alike: create, compile, log, code, destroy."""
+    """The vendor's compiler for kernels at run time. Calls are shaped alike: create, compile, log, code, destroy."""
 
     libraries: tuple[str, ...]
     prefix: str  # "nvrtc": nvrtcCreateProgram ...
     get_code: str  # with its size under the same name and "Size": "nvrtcGetCUBIN"
     options: tuple[str, ...]  # "{arch}" is the device's
     folders: tuple[str, ...] = ()  # below each folder of Python packages, where wheels put the library
-    companions: str = ""  # pattern of files beside the library that it opens by bare name: they must be there before
+    companions: str = ""  # pattern of files beside the library that it opens by bare name, so they come first
 
 
 @dataclass(frozen=True)

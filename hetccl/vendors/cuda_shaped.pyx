@@ -17,7 +17,6 @@ from hetccl.spi cimport HETCCL_DEVICE_CAPSULE, HETCCL_VENDOR
 
 from hetccl.dynlib import open_library
 from hetccl.errors import ConfigError, HetcclError, PluginLoadError, VendorError
-from hetccl.types import DType
 from hetccl.vendors import cuda_kernels
 from hetccl.vendors.nccl_shape import Status
 

@@ -238,8 +238,6 @@ cdef int init_post(void *ctx, const hetccl_ccl_init_args *a, void **comm) noexce
             return HETCCL_OK
         rc = explain(HETCCL_SYSTEM, "CommInitRank: cannot start a thread")
     else:
-        if l.bind != NULL:
-            l.bind(l.bind_ctx)
         c.code = hetccl_nccl_init(l, c)
         rc = HETCCL_OK if c.code == 0 else code_status(l, c.code)
         if rc == HETCCL_OK:
@@ -403,8 +401,6 @@ cdef void *join_body(void *arg) noexcept nogil:
     """Thread of init_post: joins, and frees a communicator that nobody waits for any more."""
     cdef Comm *c = <Comm *>arg
     cdef int joining = HETCCL_NCCL_JOINING
-    if c.library.bind != NULL:
-        c.library.bind(c.library.bind_ctx)      # a communicator belongs to the device that is current when it is made
     c.code = hetccl_nccl_init(c.library, c)
     if not atomic_compare_exchange_strong(&c.state, &joining,
                                           HETCCL_NCCL_READY if c.code == 0 else HETCCL_NCCL_FAILED):

@@ -97,6 +97,8 @@ static inline int hetccl_nccl_init(hetccl_nccl_library *l, hetccl_nccl_comm *c)
 {
     unsigned char config[HETCCL_NCCL_CONFIG_MAX] __attribute__((aligned(16)));
     memcpy(config, l->config, sizeof config);
+    if (l->bind)
+        l->bind(l->bind_ctx);                    /* a communicator belongs to the device that is current when it is made */
     if (l->id_by_pointer)
         return HETCCL_NCCL_INIT_ID(void *, (void *)c->id);
     if (l->id_len == 128)

@@ -34,7 +34,9 @@ QUICK = {"one island", "beside host", "islands of one"}
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory, require: Callable[[object, str, str], None]) -> dict[str, str]:
+def environment(
+    tmp_path_factory: pytest.TempPathFactory, require: Callable[[object, str, str], None]
+) -> dict[str, str]:
     require(shutil.which("gcc") and shutil.which("g++"), "a C and C++ compiler", "apt-get install g++")
     spec = importlib.util.spec_from_file_location("standins_build", BUILDER)
     assert spec is not None and spec.loader is not None
@@ -62,9 +64,7 @@ def test_matrix(
     check(MIXES[mix].format(vendor), environment)
 
 
-def test_both_vendors_in_one_job(
-    environment: dict[str, str], require: Callable[[object, str, str], None]
-) -> None:
+def test_both_vendors_in_one_job(environment: dict[str, str], require: Callable[[object, str, str], None]) -> None:
     """Both say "cuda", and export the same names: each has its own library and its own island."""
     for vendor in ("nccl", "rccl"):
         require(installed(vendor), f"the plug-in {vendor}", f"pip install ./plugins/hetccl-vendor-{vendor}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""These tests run on stand-ins of the vendor's libraries (tests/standins): host memory, deferred streams, checked arguments."""
+"""These tests run on stand-ins of the vendor's libraries (tests/standins): host memory and deferred streams."""
 
 from __future__ import annotations
 
