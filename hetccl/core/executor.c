@@ -365,6 +365,8 @@ int hx_work_progress(hx_work *w, int inline_calls)
     }
     if (!c->host_memory)
         moved |= poll_events(c, w);
+    if (c->island_aborted)                  /* events behind an aborted call are reached, but what they promise is not there */
+        return moved;
     do {
         any = 0;
         for (int l = 0; l < HX_LANES; l++) {
