@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from hetccl.core import lifecycle, log, registry
@@ -160,8 +161,8 @@ class Communicator:
         """Receives into `buffer` from `peer` (None: whoever sends first). `Work.source_rank` says who it was."""
         b = take(buffer, True, "buffer")
         source = -1 if peer is None else peer
-        work = self.post(Op.RECV, 0, b.ptr, b.count, b.dtype, 0, source, tag, timeout, b)
-        return self._ended(_finishing(work, b), async_op)
+        work = self.post(Op.RECV, 0, b.ptr, b.count, b.dtype, 0, source, tag, timeout, b, b.finish)
+        return self._ended(work, async_op)
 
     # ---- the same by address, for layers that have their own arrays
 
@@ -185,11 +186,12 @@ class Communicator:
 
     def post(
         self, op: int, in_ptr: int, out_ptr: int, count: int, dtype: int, redop: int = 0, root: int = 0, tag: int = 0,
-        timeout: float = 0, keep: Any = None,
+        timeout: float = 0, keep: Any = None, finish: Callable[[], None] | None = None,
     ) -> Work:  # fmt: skip
         """The same, asynchronous; also SEND (from `in_ptr` to rank `root`) and RECV (into `out_ptr`, rank -1: any).
 
-        `keep` is held until the operation has ended, whatever becomes of the returned work.
+        `keep` is held until the operation has ended, whatever becomes of the returned work; `finish` runs once when it
+        has ended well.
         """
         if op == Op.SEND:
             self._check_rank(root, "peer")
@@ -202,7 +204,7 @@ class Communicator:
             self._check_rank(root, "peer")
             if root == self.rank:
                 raise UsageError(f"rank {self.rank} cannot receive from itself")
-        return self._core.post(op, in_ptr, out_ptr, count, dtype, redop, root, tag, timeout, keep)
+        return self._core.post(op, in_ptr, out_ptr, count, dtype, redop, root, tag, timeout, keep, finish)
 
     # ---- what happened
 
@@ -318,8 +320,8 @@ class Communicator:
             if out.finish is not None:
                 out.finish()
             return None
-        work = self._core.post(op, inp.ptr, out.ptr, count, inp.dtype, redop, root, 0, timeout, (inp, out))
-        return _finishing(work, out)
+        keep = (inp, out)
+        return self._core.post(op, inp.ptr, out.ptr, count, inp.dtype, redop, root, 0, timeout, keep, out.finish)
 
     def _ended(self, work: Work, async_op: bool) -> Work | None:
         if async_op:
@@ -436,9 +438,3 @@ def _same_size(
             f"{op}: {many_name} has {many.count} elements, but {one_name} has {one.count}"
             + (f" and there are {times} ranks; {many_name} must have {one.count * times}" if times > 1 else "")
         )
-
-
-def _finishing(work: Work, buffer: Buffer) -> Work:
-    if buffer.finish is not None:
-        work.set_finish(buffer.finish)
-    return work
