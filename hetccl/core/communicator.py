@@ -113,20 +113,20 @@ class Communicator:
         self, input: Any, output: Any = None, op: str | RedOp = "sum", *, async_op: bool = False, timeout: float = 0
     ) -> Work | None:
         """Combines `input` of all ranks; every rank gets the same bits in `output` (None: in place)."""
-        inp = take(input, output is None, "input")
-        out = inp if output is None else take(output, True, "output")
+        inp = self._take(input, output is None, "input")
+        out = inp if output is None else self._take(output, True, "output")
         _same_size(inp, out, 1, "all_reduce")
         return self._collective(Op.ALL_REDUCE, inp, out, inp.count, redop(op), 0, async_op, timeout, 0)
 
     def broadcast(self, buffer: Any, root: int, *, async_op: bool = False, timeout: float = 0) -> Work | None:
         """Copies `buffer` of rank `root` to all ranks' `buffer`."""
         self._check_rank(root, "root")
-        out = take(buffer, self.rank != root, "buffer")
+        out = self._take(buffer, self.rank != root, "buffer")
         return self._collective(Op.BROADCAST, out, out, out.count, RedOp.SUM, root, async_op, timeout, 0)
 
     def all_gather(self, input: Any, output: Any, *, async_op: bool = False, timeout: float = 0) -> Work | None:
         """`output` (size times `input`) gets the inputs of all ranks in rank order."""
-        inp, out = take(input, False, "input"), take(output, True, "output")
+        inp, out = self._take(input, False, "input"), self._take(output, True, "output")
         _same_size(inp, out, self.size, "all_gather")
         return self._collective(
             Op.ALL_GATHER, inp, out, inp.count, RedOp.SUM, 0, async_op, timeout, self.rank * inp.nbytes
@@ -136,7 +136,7 @@ class Communicator:
         self, input: Any, output: Any, op: str | RedOp = "sum", *, async_op: bool = False, timeout: float = 0
     ) -> Work | None:
         """`input` is size times `output`; rank r gets block r of the combined inputs."""
-        inp, out = take(input, False, "input"), take(output, True, "output")
+        inp, out = self._take(input, False, "input"), self._take(output, True, "output")
         _same_size(out, inp, self.size, "reduce_scatter", "output", "input")
         return self._collective(
             Op.REDUCE_SCATTER, inp, out, out.count, redop(op), 0, async_op, timeout, self.rank * out.nbytes
@@ -144,7 +144,7 @@ class Communicator:
 
     def barrier(self, *, async_op: bool = False, timeout: float = 0) -> Work | None:
         """Returns when all ranks have called it."""
-        token = take(bytearray(4), True, "token")
+        token = self._take(bytearray(4), True, "token")
         token.dtype, token.count = DType.INT32, 1
         return self._collective(Op.ALL_REDUCE, token, token, 1, RedOp.SUM, 0, async_op, timeout, 0)
 
@@ -152,14 +152,14 @@ class Communicator:
 
     def send(self, buffer: Any, peer: int, tag: int = 0, *, async_op: bool = False, timeout: float = 0) -> Work | None:
         """Sends `buffer` to `peer`'s receive with the same tag. Messages with one tag arrive in order."""
-        b = take(buffer, False, "buffer")
+        b = self._take(buffer, False, "buffer")
         return self._ended(self.post(Op.SEND, b.ptr, 0, b.count, b.dtype, 0, peer, tag, timeout, b), async_op)
 
     def recv(
         self, buffer: Any, peer: int | None = None, tag: int = 0, *, async_op: bool = False, timeout: float = 0
     ) -> Work | None:
         """Receives into `buffer` from `peer` (None: whoever sends first). `Work.source_rank` says who it was."""
-        b = take(buffer, True, "buffer")
+        b = self._take(buffer, True, "buffer")
         source = -1 if peer is None else peer
         work = self.post(Op.RECV, 0, b.ptr, b.count, b.dtype, 0, source, tag, timeout, b, b.finish)
         return self._ended(work, async_op)
@@ -336,6 +336,15 @@ class Communicator:
         else:
             self._core.add_link(link.peer, table, link.endpoint)
             self._endpoints[link.peer] = (transport.name, link.endpoint)
+
+    def _take(self, array: Any, writable: bool, what: str) -> Buffer:
+        buffer = take(array, writable, what)
+        device = self._joined.device
+        if buffer.place and buffer.nbytes and (device.host_memory or not device.owns(buffer.ptr, buffer.nbytes)):
+            raise UsageError(
+                f"{what} is memory of {buffer.place}, not of rank {self.rank}'s vendor {self.vendor}: copy it there"
+            )
+        return buffer
 
     def _check_rank(self, rank: int, what: str) -> None:
         if not 0 <= rank < self.size:
