@@ -113,6 +113,10 @@ def _join(
     opened = _open_transports(transports, config, request)
     undo += [t.close for t in opened]
     tables = {t.name: TransportTable(t.table) for t in opened}
+    if config.border_rate:
+        from hetccl.core._shaping import shape
+
+        tables = {name: shape(table, config.border_rate) for name, table in tables.items()}
     listener = ControlListener()
     undo.append(listener.close)
     record = Record(
