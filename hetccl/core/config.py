@@ -174,7 +174,7 @@ def _parse(variable: Variable, text: str) -> Any:
 
 
 _warned: set[str] = set()
-_DEVELOPERS = {"HETCCL_EXT", "HETCCL_TEST_STRICT"}  # read by setup.py and conftest.py only
+_DEVELOPERS = {"HETCCL_EXT", "HETCCL_TEST_STRICT", "HETCCL_TEST_SEED", "HETCCL_TEST_FULL"}  # of setup.py and the tests
 
 
 def _warn_unknown(env: Mapping[str, str]) -> None:

@@ -169,9 +169,9 @@ def _collective(r: random.Random, comm: int, members: int, large: bool) -> Colle
 def _messages(r: random.Random, comm: int, members: int, n: int, i: int, large: bool) -> list[Message]:
     """One message, a burst of one tag, or one from each of several ranks to whoever asks."""
     source, target = r.sample(range(members), 2)
-    kind = r.choice(("one", "burst", "anybody"))
+    kind = r.choice(("one", "one", "one", "burst", "burst", "anybody", "anybody", "flood"))
     tag = r.randrange(TAGS)
-    sources = [source] * {"one": 1, "burst": r.randint(2, 12)}.get(kind, 1)
+    sources = [source] * {"one": 1, "burst": r.randint(2, 12), "flood": r.randint(60, 150)}.get(kind, 1)
     if kind == "anybody":  # a tag of their own: another draw's message must not be taken for one of these
         sources = r.sample([s for s in range(members) if s != target], r.randint(1, members - 1))
         tag = 1000 + n * 32 + i
@@ -183,6 +183,8 @@ def _messages(r: random.Random, comm: int, members: int, n: int, i: int, large: 
     for s in sources:
         if kind == "burst":
             count = _count(r, dtype, False)
+        if kind == "flood":  # more than any list of records holds, and too long or too short to be sent unasked
+            count = r.choice((16, 40_000, 70_000)) // dtype.itemsize
         found.append(
             Message(comm, s, target, tag, dtype, count, r.choice((0, 1)), device, r.randrange(1 << 20), late,
                     kind == "anybody")

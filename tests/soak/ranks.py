@@ -21,6 +21,7 @@ from hetccl.types import DType, Op, RedOp
 PERIOD = 4099  # data repeat with a prime period: no shard, chunk or segment boundary falls together with it
 GUARD = 64  # bytes on both sides of every buffer that nobody may touch
 AGREE = 10  # draws between two looks at the clock
+SPOIL = "SOAK_SPOIL"  # variable with the number of a draw that is to fail: for the soak's own test
 
 
 class Fault(AssertionError):
@@ -43,6 +44,8 @@ def body(rank: int, size: int, seed: int, number: int, seconds: float, only: tup
                 draw = draws.draw(seed, number, n, size)
                 print(f"draw {n}", flush=True)
                 done["jobs"] += run_draw(comms, draw)
+                if rank == 0 and os.environ.get(SPOIL) == str(n):
+                    compare("an answer spoiled on purpose", world, Memory(world, 4, 4, 0, False), bits(DType.INT32, 0)[:1])
                 done["draws"] += 1
                 n += 1
             comms.close()
