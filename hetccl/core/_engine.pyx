@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine as Python sees it: compiled plans, a communicator's C half, works in flight. No policy lives here."""
-
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, uint64_t, uintptr_t
@@ -55,7 +54,7 @@ cdef class Core:
 
     def set_device(self, DeviceTable device, CclTable ccl, uintptr_t ccl_comm, int island_rank, list local_mates,
                    int local_ranks, bint check):
-        """Device and vendor library; `local_mates`: ranks of the island, this one too, that share the board."""
+        """Device and vendor library; `local_mates`: ranks of the island, this one too, that share the board, in turn."""
         cdef int i
         self.keep += [device, ccl]
         self.c.dev, self.c.dev_ctx = &device.ops, device.ctx
@@ -67,6 +66,8 @@ cdef class Core:
         self.c.island_ranks = <int32_t *>calloc(max(1, len(local_mates)), sizeof(int32_t))
         for i, rank in enumerate(local_mates):
             self.c.island_ranks[i] = rank
+        i = local_mates.index(self.c.rank)
+        self.c.turn_before, self.c.turn_after = local_mates[i - 1] if i else -1, i + 1 < len(local_mates)
         self.c.pauses = hetccl_wait_pauses(local_ranks)
         self.c.check = check
         device.ops.bind_thread(device.ctx)

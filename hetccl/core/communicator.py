@@ -87,7 +87,8 @@ class Communicator:
         self._core = Core(self.rank, self.size, self._planner.plan, failures, self.timeout)
         island = joined.topology.island_of(self.rank)
         here = joined.topology.host_ids
-        mates = [r for r in island.ranks if here[r] == here[self.rank]]
+        turns = {r: joined.records[r].process for r in island.ranks}
+        mates = sorted((r for r in island.ranks if here[r] == here[self.rank]), key=lambda r: turns[r])
         self._core.set_device(
             joined.device, joined.ccl, joined.ccl_comm, island.ranks.index(self.rank), mates,
             len(joined.control.local_ranks), config.check != "off",

@@ -103,20 +103,19 @@ void hx_p2p_submit(hx_comm *c, hx_work *w)
     }
 }
 
-static void end(hx_comm *c, hx_work *w, hx_work **head, hx_work **tail, int status)
+static void unstage(hx_comm *c, hx_work *w)
 {
-    take_out(head, tail, w);
-    if (w->p2p_staging) {
+    if (w->p2p_staging)
         c->dev->host_free(c->dev_ctx, w->p2p_staging);
-        w->p2p_staging = NULL;
-    }
-    hx_finish(w, status);
-    hx_publish(w);
+    w->p2p_staging = NULL;
 }
 
 void hx_p2p_done(hx_comm *c, hx_work *w, hx_work **head, hx_work **tail)
 {
-    end(c, w, head, tail, HETCCL_OK);
+    take_out(head, tail, w);
+    unstage(c, w);
+    hx_finish(w, HETCCL_OK);
+    hx_publish(w);
 }
 
 static int matches(const hx_work *w, const plink *l, const record *r)
@@ -305,12 +304,18 @@ void hx_p2p_fail_all(hx_comm *c, int status)
     pthread_mutex_lock(&c->lock);
     hx_work *w;
     while ((w = c->p2p->recvs)) {
-        end(c, w, &c->p2p->recvs, &c->p2p->recvs_tail, status);
+        take_out(&c->p2p->recvs, &c->p2p->recvs_tail, w);
+        unstage(c, w);
+        hx_finish(w, status);
+        hx_publish(w);
     }
     for (plink *l = c->p2p->links; l; l = l->next) {
         l->active = l->into = NULL;
         while ((w = l->sends)) {
-            end(c, w, &l->sends, &l->sends_tail, status);
+            take_out(&l->sends, &l->sends_tail, w);
+            unstage(c, w);
+            hx_finish(w, status);
+            hx_publish(w);
         }
     }
     pthread_mutex_unlock(&c->lock);

@@ -17,26 +17,22 @@ static int link_error(hx_comm *c, plink *l, int rc)
     return rc;
 }
 
-/* Queues a record. 0: no memory, and the communicator has failed. */
-int hx_p2p_put(hx_comm *c, plink *l, uint32_t kind, uint32_t message, int32_t tag, uint64_t nbytes)
+void hx_p2p_put(hx_comm *c, plink *l, uint32_t kind, uint32_t message, int32_t tag, uint64_t nbytes)
 {
-    uint32_t n = l->out_tail - l->out_head;
-    if (n == l->out_cap) {
-        record *bigger = calloc(n ? 2 * (size_t)n : 64, sizeof *bigger);
-        if (!bigger) {
-            hx_fail(c, HETCCL_NO_MEMORY, "no memory for the records of a link");
-            return 0;
+    if (l->out_tail - l->out_head == l->out_room) {
+        uint32_t room = l->out_room ? 2 * l->out_room : 2 * HEADERS;
+        record *out = malloc(room * sizeof *out);
+        if (!out) {
+            hx_fail(c, HETCCL_NO_MEMORY, "no memory for control records of messages");
+            return;
         }
-        for (uint32_t i = 0; i < n; i++)
-            bigger[i] = l->out[(l->out_head + i) % l->out_cap];
+        for (uint32_t i = l->out_head; i != l->out_tail; i++)
+            out[i & (room - 1)] = l->out[i & (l->out_room - 1)];
         free(l->out);
-        l->out = bigger;
-        l->out_cap = n ? 2 * n : 64;
-        l->out_head = 0;
-        l->out_tail = n;
+        l->out = out;
+        l->out_room = room;
     }
-    l->out[l->out_tail++ % l->out_cap] = (record){kind, message, tag, 0, nbytes};
-    return 1;
+    l->out[l->out_tail++ & (l->out_room - 1)] = (record){kind, message, tag, 0, nbytes};
 }
 
 /* Writes records and the active send's data. The lock is held. */
@@ -55,7 +51,8 @@ int hx_p2p_write(hx_comm *c, plink *l)
                 hx_p2p_done(c, w, &l->sends, &l->sends_tail);
             }
         } else if (l->out_head != l->out_tail) {
-            record *r = &l->out[l->out_head % l->out_cap];
+            record *r = &l->writing;        /* a transport may hold on to the address; the queue may move */
+            *r = l->out[l->out_head & (l->out_room - 1)];
             hetccl_message m = {sizeof m, CONTROL, HETCCL_CHANNEL_P2P, 0, r, sizeof *r};
             rc = l->ops->send(l->ctx, l->ep, &m);
             if (rc == HETCCL_OK) {
@@ -93,8 +90,9 @@ int hx_p2p_start_sends(hx_comm *c, plink *l)
         if (w->p2p_state != S_READY)
             continue;
         int eager = w->nbytes <= EAGER && l->unacked + w->nbytes <= CREDIT;
-        if (!hx_p2p_put(c, l, eager ? R_EAGER : R_ANNOUNCE, w->message, w->tag, w->nbytes))
+        if (l->out_tail - l->out_head >= HEADERS)
             break;
+        hx_p2p_put(c, l, eager ? R_EAGER : R_ANNOUNCE, w->message, w->tag, w->nbytes);
         if (eager)
             l->unacked += w->nbytes;
         w->p2p_state = eager ? S_QUEUED : S_ANNOUNCED;
