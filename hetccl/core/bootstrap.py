@@ -134,6 +134,7 @@ def _join(
         transports={t.name: t.address() for t in opened},
         max_message={n: t.max_message for n, t in tables.items()},
         wire=WIRE_VERSIONS,
+        calls=ccl.calls,
     )
     view.put(f"record/{rank}", json.dumps({"record": record.to_json(), "control": listener.local.name.hex()}).encode())
     blob = (
