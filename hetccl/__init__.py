@@ -37,6 +37,7 @@ from hetccl.errors import (
 from hetccl.types import DType, Op, RedOp
 
 if TYPE_CHECKING:
+    from hetccl.core.batch import Recv, Send
     from hetccl.core.communicator import Communicator, init
     from hetccl.core.work import Work
 
@@ -58,7 +59,9 @@ __all__ = [
     "PluginLoadError",
     "PluginNotFoundError",
     "PluginVersionError",
+    "Recv",
     "RedOp",
+    "Send",
     "TimedOutError",
     "TransportError",
     "UnsupportedError",
@@ -75,6 +78,8 @@ __all__ = [
 _LAZY = {
     "Communicator": "hetccl.core.communicator",
     "init": "hetccl.core.communicator",
+    "Recv": "hetccl.core.batch",
+    "Send": "hetccl.core.batch",
     "Work": "hetccl.core.work",
 }
 

@@ -6,7 +6,8 @@ from libc.stdint cimport int32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc
 
 from hetccl.core._engine cimport *
-from hetccl.core._plans cimport CompiledPlan
+from hetccl.core._plans cimport CompiledPlan, PlanCache
+from hetccl.native.combine cimport hetccl_can_scale, hetccl_dtype_size
 from hetccl.spi cimport *
 from hetccl.tables.ccl cimport CclTable
 from hetccl.tables.device cimport DeviceTable
@@ -15,26 +16,27 @@ from hetccl.tables.transport cimport TransportTable
 from threading import RLock
 
 from hetccl import errors
+from hetccl.types import Op, RedOp
 
-cdef uint64_t SLICE_NS = 100000000  # how long a wait may go without looking for signals
-cdef uint64_t LONG_AGO = 1 << 62
+cdef uint64_t SLICE_NS = 100000000, LONG_AGO = 1 << 62  # how long a wait may go without looking for signals; for ever
+cdef int SEND = Op.SEND, RECV = Op.RECV, PREMUL_SUM = RedOp.PREMUL_SUM
 
 
+@cython.no_gc_clear  # __dealloc__ calls through tables that `keep` holds
 @cython.final
 cdef class Core:
     """C half of one communicator on one rank.
 
-    `planner(op, dtype, redop, root, small)` makes the plan of a class; `failure(status, text, ranks)` makes the exception
+    `planner` is that of `PlanCache`; `failure(status, text, ranks)` makes the exception
     for a status of spi.h.
     """
 
     cdef hx_comm *c
-    cdef dict plans
-    cdef object planner, failure
+    cdef readonly PlanCache cache
+    cdef object failure
     cdef list keep
     cdef set in_flight
     cdef size_t small_bytes
-    cdef readonly int plan_hits, plan_misses
     cdef readonly dict operations
     cdef public double timeout  # seconds, of operations that name none
     cdef bint closed, forked
@@ -43,8 +45,8 @@ cdef class Core:
         self.c = hx_comm_new(rank, size)
         if self.c == NULL:
             raise MemoryError
-        self.plans, self.keep, self.in_flight, self.operations = {}, [], set(), {}
-        self.planner, self.failure, self.timeout = planner, failure, timeout
+        self.cache, self.keep, self.in_flight, self.operations = PlanCache(planner), [], set(), {}
+        self.failure, self.timeout = failure, timeout
 
     def __dealloc__(self):
         if self.c != NULL and not self.forked:
@@ -68,8 +70,7 @@ cdef class Core:
             self.c.island_ranks[i] = rank
         i = local_mates.index(self.c.rank)
         self.c.turn_before, self.c.turn_after = local_mates[i - 1] if i else -1, i + 1 < len(local_mates)
-        self.c.pauses = hetccl_wait_pauses(local_ranks)
-        self.c.check = check
+        self.c.pauses, self.c.check = hetccl_wait_pauses(local_ranks), check
         device.ops.bind_thread(device.ctx)
         if not self.c.host_memory:
             device.check(device.ops.stream_create(device.ctx, &self.c.stream), "stream_create")
@@ -107,33 +108,27 @@ cdef class Core:
         """Lets the progress thread serve this communicator."""
         hx_engine_add(self.c)
 
-    cdef CompiledPlan lookup(self, int op, int dtype, int redop, int root, size_t nbytes):
-        cdef bint small = op == 0 and nbytes <= self.small_bytes
-        key = (<uint64_t>root << 32) | (<uint64_t>small << 24) | (redop << 16) | (dtype << 8) | op
-        found = self.plans.get(key)
-        if found is None:
-            self.plan_misses += 1
-            found = CompiledPlan(self.planner(op, dtype, redop, root, small))
-            self.plans[key] = found
-        else:
-            self.plan_hits += 1
-        return <CompiledPlan>found
+    cdef CompiledPlan plan(self, int op, int dtype, int redop, int root, size_t count, shape):
+        return self.cache.find(op, dtype, redop, root, op == 0 and count * hetccl_dtype_size(dtype) <= self.small_bytes, shape)
 
-    cdef hx_work *collective(self, int op, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, int dtype, int redop, int root,
-                             double timeout) except NULL:
-        cdef size_t es = ITEMSIZE[dtype]
-        cdef CompiledPlan plan = self.lookup(op, dtype, redop, root, count * es)
+    cdef hx_work *collective(self, CompiledPlan plan, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, double timeout,
+                             double factor) except NULL:
+        cdef size_t es = hetccl_dtype_size(plan.p.dtype)
         cdef hx_work *w
+        if plan.p.redop == PREMUL_SUM and not hetccl_can_scale(plan.p.dtype, factor):
+            raise errors.UsageError(f"premul_sum: integers take whole factors, not {factor}")
+        if factor != 1.0 and plan.p.redop != PREMUL_SUM:
+            raise errors.UsageError(f"a factor ({factor}) belongs to premul_sum only")
         self.usable()
         w = hx_work_get(self.c, &plan.p)
         if w == NULL:
             raise MemoryError
-        w.inp, w.out, w.count = <char *>in_ptr, <char *>out_ptr, count
+        w.inp, w.out, w.count, w.factor = <char *>in_ptr, <char *>out_ptr, count, factor
         try:
             if not self.c.host_memory and count:
                 if plan.p.in_blocks and self.on_host(in_ptr, plan.p.in_blocks * count * es):
                     w.user_in = w.inp
-                if self.on_host(out_ptr, plan.p.out_blocks * count * es):
+                if plan.p.out_blocks and self.on_host(out_ptr, plan.p.out_blocks * count * es):
                     w.user_out = w.out
         except BaseException:
             hx_work_put(self.c, w)
@@ -167,9 +162,10 @@ cdef class Core:
         return self.failure(status, text(self.c.fail_text), self.failed_ranks())
 
     cpdef int run(self, int op, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, int dtype, int redop, int root,
-                  double timeout) except -1:
+                  double timeout, double factor=1.0, object shape=None) except -1:
         """One blocking collective. Addresses in bytes, count in elements as in `Communicator.run`."""
-        cdef hx_work *w = self.collective(op, in_ptr, out_ptr, count, dtype, redop, root, timeout)
+        cdef CompiledPlan plan = self.plan(op, dtype, redop, root, count, shape)
+        cdef hx_work *w = self.collective(plan, in_ptr, out_ptr, count, timeout, factor)
         cdef int rc
         with nogil:
             rc = hx_submit(self.c, w)
@@ -201,15 +197,18 @@ cdef class Core:
                 raise
 
     cpdef Work post(self, int op, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, int dtype, int redop, int root, int tag,
-                    double timeout, object keep, object finish):
+                    double timeout, object keep, object finish=None, double factor=1.0, object shape=None):
         """Starts an operation. `keep` is held until it has ended; then `finish` runs. Send, receive: `root` is the peer (-1: any)."""
         cdef hx_work *w
-        cdef Work work = Work.__new__(Work)
         cdef int rc
-        if op >= 5:
-            w = self.point_to_point(op == 5, in_ptr if op == 5 else out_ptr, count * ITEMSIZE[dtype], root, tag, timeout)
+        cdef CompiledPlan plan
+        cdef Work work = Work.__new__(Work)
+        if op == SEND or op == RECV:
+            w = self.point_to_point(op == SEND, in_ptr if op == SEND else out_ptr, count * hetccl_dtype_size(dtype), root, tag, timeout)
         else:
-            w = self.collective(op, in_ptr, out_ptr, count, dtype, redop, root, timeout)
+            plan = self.plan(op, dtype, redop, root, count, shape)
+            w = self.collective(plan, in_ptr, out_ptr, count, timeout, factor)
+            keep = (keep, plan)
         work.core, work.w, work.keep, work.finish = self, w, keep, finish
         if finish is not None:
             work.finishing = RLock()
@@ -304,7 +303,7 @@ cdef class Core:
 
     def counters(self):
         cdef int i
-        return {"vendor_calls": [self.c.vendor_calls[i] for i in range(5)], "border_sent": self.c.border_sent,
+        return {"vendor_calls": [self.c.vendor_calls[i] for i in range(7)], "border_sent": self.c.border_sent,
                 "staged_bytes": self.c.staged_bytes}
 
     def board_calls(self):
@@ -414,10 +413,6 @@ cdef class Work:
                 import logging
 
                 logging.getLogger("hetccl").exception("a callback of a completed operation raised")
-
-
-cdef size_t ITEMSIZE[19]
-ITEMSIZE[:] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 2, 2, 1, 8, 16, 1, 1, 1, 1]
 
 
 cdef uint64_t nanoseconds(double seconds):

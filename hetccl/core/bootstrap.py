@@ -140,6 +140,7 @@ def _join(
         max_message={n: t.max_message for n, t in tables.items()},
         process=(_PROCESS, os.getpid()),
         wire=WIRE_VERSIONS,
+        calls=ccl.calls,
     )
     view.put(f"record/{rank}", json.dumps({"record": record.to_json(), "control": listener.local.name.hex()}).encode())
     blob = (

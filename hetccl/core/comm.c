@@ -98,6 +98,7 @@ hx_work *hx_work_get(hx_comm *c, const hx_plan *p)
     w->status = HETCCL_IN_PROGRESS;
     w->asynchronous = 0;
     w->source = -1;
+    w->factor = 1.0;
     w->owner = NULL;
     w->text[0] = 0;
     atomic_store_explicit(&w->finished, 0, memory_order_relaxed);
@@ -133,7 +134,7 @@ int hx_submit(hx_comm *c, hx_work *w)
         const hx_plan *p = w->plan;
         w->sequence = ++c->sequence;
         uint32_t h = mix(w->sequence, (uint64_t)p->op | (uint64_t)p->dtype << 8 | (uint64_t)p->redop << 16 | (uint64_t)(uint32_t)p->root << 32);
-        w->fingerprint = mix(h, w->count) | 1u;
+        w->fingerprint = mix(mix(h, p->digest), w->count) | 1u;
         if (c->board)
             c->board->entry[c->rank].now = (hx_call){p->op, p->dtype, p->redop, p->root, w->count, w->sequence, w->fingerprint};
         if (c->tail)

@@ -7,13 +7,16 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hetccl.core import lifecycle, log, registry
 from hetccl.core._engine import Core, Work
+from hetccl.core.arguments import number, redop, same_size
 from hetccl.core.bootstrap import join
 from hetccl.core.buffers import Buffer, check_overlap, take
+from hetccl.core.coalesced import Packing
+from hetccl.core.collectives import Collectives
 from hetccl.core.config import Config
 from hetccl.core.connector import P2P, Connector
 from hetccl.core.explain import Explanation
@@ -23,7 +26,7 @@ from hetccl.core.reactor import reactor
 from hetccl.core.store import Store, open_store
 from hetccl.core.watch import Watch
 from hetccl.core.work import ensure_completion_thread
-from hetccl.errors import ClosedError, ConfigError, HetcclError, UnsupportedError, UsageError
+from hetccl.errors import ClosedError, ConfigError, HetcclError, UsageError
 from hetccl.transports.base import Link, Transport
 from hetccl.types import DType, Op, RedOp
 
@@ -32,7 +35,7 @@ __all__ = ["Communicator", "init"]
 _log = logging.getLogger("hetccl")
 
 
-class Communicator:
+class Communicator(Collectives):
     """A group of ranks that call collectives together. Every rank calls the same ones in the same order.
 
     `store` is what the ranks meet through (torch's stores, or `hetccl.core.store.DirectoryStore`); it may die once the
@@ -84,6 +87,7 @@ class Communicator:
             lambda: self._core.aborted_by,
             joined.control.state,
         )
+        self._packing = Packing(joined.device)
         self._core = Core(self.rank, self.size, self._planner.plan, failures, self.timeout)
         island = joined.topology.island_of(self.rank)
         here = joined.topology.host_ids
@@ -111,13 +115,17 @@ class Communicator:
     # ---- collectives
 
     def all_reduce(
-        self, input: Any, output: Any = None, op: str | RedOp = "sum", *, async_op: bool = False, timeout: float = 0
-    ) -> Work | None:
-        """Combines `input` of all ranks; every rank gets the same bits in `output` (None: in place)."""
+        self, input: Any, output: Any = None, op: str | RedOp = "sum", *, factor: float = 1.0, async_op: bool = False,
+        timeout: float = 0,
+    ) -> Work | None:  # fmt: skip
+        """Combines `input` of all ranks; every rank gets the same bits in `output` (None: in place).
+
+        `factor` is this rank's own, for op "premul_sum": its input is multiplied by it first.
+        """
         inp = self._take(input, output is None, "input")
         out = inp if output is None else self._take(output, True, "output")
-        _same_size(inp, out, 1, "all_reduce")
-        return self._collective(Op.ALL_REDUCE, inp, out, inp.count, redop(op), 0, async_op, timeout, 0)
+        same_size(inp, out, 1, "all_reduce")
+        return self._collective(Op.ALL_REDUCE, inp, out, inp.count, redop(op), 0, async_op, timeout, 0, factor)
 
     def broadcast(self, buffer: Any, root: int, *, async_op: bool = False, timeout: float = 0) -> Work | None:
         """Copies `buffer` of rank `root` to all ranks' `buffer`."""
@@ -128,19 +136,20 @@ class Communicator:
     def all_gather(self, input: Any, output: Any, *, async_op: bool = False, timeout: float = 0) -> Work | None:
         """`output` (size times `input`) gets the inputs of all ranks in rank order."""
         inp, out = self._take(input, False, "input"), self._take(output, True, "output")
-        _same_size(inp, out, self.size, "all_gather")
+        same_size(inp, out, self.size, "all_gather")
         return self._collective(
             Op.ALL_GATHER, inp, out, inp.count, RedOp.SUM, 0, async_op, timeout, self.rank * inp.nbytes
         )
 
     def reduce_scatter(
-        self, input: Any, output: Any, op: str | RedOp = "sum", *, async_op: bool = False, timeout: float = 0
-    ) -> Work | None:
+        self, input: Any, output: Any, op: str | RedOp = "sum", *, factor: float = 1.0, async_op: bool = False,
+        timeout: float = 0,
+    ) -> Work | None:  # fmt: skip
         """`input` is size times `output`; rank r gets block r of the combined inputs."""
         inp, out = self._take(input, False, "input"), self._take(output, True, "output")
-        _same_size(out, inp, self.size, "reduce_scatter", "output", "input")
+        same_size(out, inp, self.size, "reduce_scatter", "output", "input")
         return self._collective(
-            Op.REDUCE_SCATTER, inp, out, out.count, redop(op), 0, async_op, timeout, self.rank * out.nbytes
+            Op.REDUCE_SCATTER, inp, out, out.count, redop(op), 0, async_op, timeout, self.rank * out.nbytes, factor
         )
 
     def barrier(self, *, async_op: bool = False, timeout: float = 0) -> Work | None:
@@ -177,17 +186,19 @@ class Communicator:
         redop: int = 0,
         root: int = 0,
         timeout: float = 0,
+        factor: float = 1.0,
     ) -> None:
         """One blocking collective on memory at two addresses (equal: in place; broadcast uses `out_ptr`).
 
-        `count` is in elements: of the buffer (all_reduce, broadcast), of one rank's input (all_gather) or output
-        (reduce_scatter). `timeout` 0 is the communicator's.
+        `count` is in elements: of the buffer (all_reduce, reduce, broadcast), of one rank's input (all_gather, gather)
+        or output (reduce_scatter, scatter), of a pair's block (all_to_all). `timeout` 0 is the communicator's. `factor`
+        is this rank's, for premul_sum. A buffer that the rank does not need is 0.
         """
-        self._core.run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout)
+        self._core.run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, factor)
 
     def post(
         self, op: int, in_ptr: int, out_ptr: int, count: int, dtype: int, redop: int = 0, root: int = 0, tag: int = 0,
-        timeout: float = 0, keep: Any = None, finish: Callable[[], None] | None = None,
+        timeout: float = 0, keep: Any = None, finish: Callable[[], None] | None = None, factor: float = 1.0,
     ) -> Work:  # fmt: skip
         """The same, asynchronous; also SEND (from `in_ptr` to rank `root`) and RECV (into `out_ptr`, rank -1: any).
 
@@ -205,24 +216,27 @@ class Communicator:
             self._check_rank(root, "peer")
             if root == self.rank:
                 raise UsageError(f"rank {self.rank} cannot receive from itself")
-        return self._core.post(op, in_ptr, out_ptr, count, dtype, redop, root, tag, timeout, keep, finish)
+        return self._core.post(op, in_ptr, out_ptr, count, dtype, redop, root, tag, timeout, keep, finish, factor)
 
     # ---- what happened
 
     def explain(
-        self, op: str, nbytes: int, dtype: str | DType = "float32", redop: str | RedOp = "sum", root: int = 0
-    ) -> Explanation:
-        """What an operation on `nbytes` bytes (as `count` in `run`) would do. Sends nothing."""
+        self, op: str, nbytes: int, dtype: str | DType = "float32", redop: str | RedOp = "sum", root: int = 0,
+        counts: Sequence[int] = (),
+    ) -> Explanation:  # fmt: skip
+        """What an operation on `nbytes` bytes (as `count` in `run`) would do. Sends nothing. With `counts`, the v form
+        with blocks of so many elements (all_to_all: from rank i to j at i * size + j), whatever `nbytes`."""
         kind, element, operator = (
-            _enum(Op, op, "operation"),
-            _enum(DType, dtype, "dtype"),
-            _enum(RedOp, redop, "operator"),
+            number(Op, op, "operation"),
+            number(DType, dtype, "dtype"),
+            number(RedOp, redop, "operator"),
         )
-        return self._planner.explain(kind, nbytes, element, operator, root, self.paths())
+        nbytes = sum(counts) * element.itemsize if counts else nbytes
+        return self._planner.explain(kind, nbytes, element, operator, root, self.paths(), tuple(counts))
 
     def stats(self) -> dict[str, Any]:
         """Counters of this rank since the communicator was made."""
-        names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
+        names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "transfer")
         raw = self._core.counters()
         path_bytes: dict[str, int] = {}
         border = 0
@@ -238,8 +252,8 @@ class Communicator:
             "path_bytes": path_bytes,
             "border_bytes": border,
             "staged_bytes": raw["staged_bytes"],
-            "plan_cache_hits": self._core.plan_hits,
-            "plan_cache_misses": self._core.plan_misses,
+            "plan_cache_hits": self._core.cache.hits,
+            "plan_cache_misses": self._core.cache.misses,
         }
 
     def describe(self) -> list[dict[str, Any]]:
@@ -310,19 +324,21 @@ class Communicator:
 
     def _collective(
         self, op: Op, inp: Buffer, out: Buffer, count: int, redop: RedOp, root: int, async_op: bool, timeout: float,
-        in_place_at: int,
+        in_place_at: int | None, factor: float = 1.0, shape: Any = None,
     ) -> Work | None:  # fmt: skip
         if inp.dtype != out.dtype:
             raise UsageError(f"{op.label}: input is {inp.dtype.label}, output is {out.dtype.label}; they must be equal")
         if inp is not out:
             check_overlap(inp, out, in_place_at)
         if not async_op:
-            self._core.run(op, inp.ptr, out.ptr, count, inp.dtype, redop, root, timeout)
+            self._core.run(op, inp.ptr, out.ptr, count, inp.dtype, redop, root, timeout, factor, shape)
             if out.finish is not None:
                 out.finish()
             return None
         keep = (inp, out)
-        return self._core.post(op, inp.ptr, out.ptr, count, inp.dtype, redop, root, 0, timeout, keep, out.finish)
+        return self._core.post(
+            op, inp.ptr, out.ptr, count, inp.dtype, redop, root, 0, timeout, keep, out.finish, factor, shape
+        )
 
     def _ended(self, work: Work, async_op: bool) -> Work | None:
         if async_op:
@@ -370,6 +386,8 @@ class Communicator:
         abandoned = core.lane_abandoned
         reactor().no_tick(self._watch.tick)
         core.shut()
+        if not abandoned:
+            self._packing.close()
         lifecycle.forget(self, abandoned)
         self._control.leave()
         self._connector.close()
@@ -425,26 +443,3 @@ def init(**options: Any) -> Communicator:
     return Communicator(open_store(url, rank, size, config.timeout), rank, size, **options)
 
 
-def redop(op: str | RedOp) -> RedOp:
-    return op if type(op) is RedOp else _enum(RedOp, op, "operator")
-
-
-def _enum(kind: Any, value: Any, what: str) -> Any:
-    if isinstance(value, int):
-        return kind(value)
-    try:
-        return kind[str(value).upper()]
-    except KeyError:
-        raise UnsupportedError(
-            f"no {what} is called {value!r}; there are {', '.join(v.name.lower() for v in kind)}"
-        ) from None
-
-
-def _same_size(
-    one: Buffer, many: Buffer, times: int, op: str, one_name: str = "input", many_name: str = "output"
-) -> None:
-    if one.count * times != many.count:
-        raise UsageError(
-            f"{op}: {many_name} has {many.count} elements, but {one_name} has {one.count}"
-            + (f" and there are {times} ranks; {many_name} must have {one.count * times}" if times > 1 else "")
-        )

@@ -191,9 +191,12 @@ static int local_step(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
         return HETCCL_OK;
     if (s->kind == HX_COPY)
         return copy(c, w, dst, src, n * es);
+    int redop = hx_combining(w->plan);
+    if (s->kind == HX_SCALE && w->plan->scale_divisor == 0.0)   /* on the host: plans see to that */
+        return hetccl_scale(dst, src, n, w->plan->dtype, w->factor);
     if (s->kind == HX_SCALE) {
         const void *one = src;
-        if (!c->host_memory) {
+        if (!c->host_memory && s->dst.buffer != HX_HOST_SCRATCH) {
             hetccl_reduce_args a = {sizeof a, w->plan->dtype, HETCCL_SUM, 1, dst, &one, n, w->plan->scale_divisor, c->stream};
             int rc = c->dev->scale_async(c->dev_ctx, &a);
             return rc == HETCCL_OK ? rc : stream_error(c, w, rc, "scaling");
@@ -202,11 +205,17 @@ static int local_step(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
         return hetccl_combine(&to, 1, &one, 1, n, w->plan->dtype, HETCCL_SUM, w->plan->scale_divisor);
     }
     const void *many[256];                  /* HX_COMBINE: island sizes are checked when the plan is compiled */
-    uint64_t stride = s->src.buffer == HX_IN || s->src.buffer == HX_OUT ? w->count : w->segment;
+    uint64_t stride = (uint64_t)s->stride * (s->src.buffer == HX_IN || s->src.buffer == HX_OUT ? w->count : w->segment);
     for (int i = 0; i < s->n_src; i++)
         many[i] = src + (uint64_t)i * stride * es;
     void *to = dst;
-    return hetccl_combine(&to, 1, many, s->n_src, n, w->plan->dtype, w->plan->redop, 1.0);
+    return hetccl_combine(&to, 1, many, s->n_src, n, w->plan->dtype, redop, 1.0);
+}
+
+/* The operator that partial results are combined with. */
+int hx_combining(const hx_plan *p)
+{
+    return p->redop == HETCCL_AVG || p->redop == HETCCL_PREMUL_SUM ? HETCCL_SUM : p->redop;
 }
 
 int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
@@ -217,11 +226,11 @@ int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
     hx_address(w, &s->len, segment, &n);
     if (n == 0)
         return HETCCL_OK;                   /* the same on every rank of the island */
-    a.send = hx_address(w, &s->src, segment, &unused);
-    a.recv = hx_address(w, &s->dst, segment, &unused);
+    a.send = s->src.buffer >= 0 ? hx_address(w, &s->src, segment, &unused) : NULL;
+    a.recv = s->dst.buffer >= 0 ? hx_address(w, &s->dst, segment, &unused) : NULL;
     a.count = n;
-    if (a.redop == HETCCL_AVG && w->plan->divisor != 0.0)
-        a.redop = HETCCL_SUM;               /* hetccl scales; divisor 0 says that the library averages itself */
+    if (a.redop != HETCCL_AVG || w->plan->divisor != 0.0)
+        a.redop = hx_combining(w->plan);    /* hetccl scales; divisor 0 says that the library averages itself */
     if (s->as_bytes) {
         a.count = n * hetccl_dtype_size(a.dtype);
         a.dtype = HETCCL_UINT8;
@@ -243,7 +252,12 @@ int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
     }
     int (*const call_of[])(void *, const hetccl_ccl_args *) = {
         [HX_ALL_REDUCE] = c->ccl->all_reduce, [HX_REDUCE_SCATTER] = c->ccl->reduce_scatter,
-        [HX_ALL_GATHER] = c->ccl->all_gather, [HX_BROADCAST] = c->ccl->broadcast, [HX_REDUCE] = c->ccl->reduce};
+        [HX_ALL_GATHER] = c->ccl->all_gather, [HX_BROADCAST] = c->ccl->broadcast, [HX_REDUCE] = c->ccl->reduce,
+        [HX_ALL_TO_ALL] = c->ccl->all_to_all, [HX_TRANSFER] = c->island_rank == s->root ? c->ccl->send : c->ccl->recv};
+    if (s->kind == HX_TRANSFER && c->island_rank != s->root && c->island_rank != s->to)
+        return HETCCL_OK;
+    if (s->kind == HX_TRANSFER && c->island_rank == s->root)
+        a.peer = s->to;
     int rc = call_of[s->kind](c->ccl_ctx, &a);
     if (in_turn)
         hx_turn_give();
@@ -281,7 +295,7 @@ static int scratch_busy(const hx_work *w, int lane, int64_t segment)
     return w->done[p->lane_steps[HX_LANE_ISLAND][islands - 1]] <= before;
 }
 
-static int is_vendor(const hx_step *s) { return s->kind <= HX_REDUCE; }
+static int is_vendor(const hx_step *s) { return s->kind <= HX_TRANSFER; }
 
 /* One step of a lane: 1 moved, 0 blocked, -1 lane at its end (or the communicator failed). */
 static int lane_step(hx_work *w, int lane, int inline_calls)
@@ -303,6 +317,8 @@ static int lane_step(hx_work *w, int lane, int inline_calls)
     } else {
         if (!state->running && ((s->wait_step >= 0 && w->done[s->wait_step] <= segment) || scratch_busy(w, lane, segment)))
             return 0;
+        if (!c->host_memory && lane == HX_LANE_ISLAND && !state->running && w->event_tail - w->event_head >= HX_EVENTS - 1)
+            return 0;                       /* no event is free to tell when this step is done */
         if (s->kind == HX_FLOWS) {
             if (!state->running) {
                 hx_flows_begin(w, s, segment);
@@ -313,8 +329,6 @@ static int lane_step(hx_work *w, int lane, int inline_calls)
                 return moved;
             state->running = 0;
         } else if (is_vendor(s)) {
-            if (c->streaming && w->event_tail - w->event_head >= HX_EVENTS - 1)
-                return 0;
             size_t n;
             hx_address(w, &s->len, segment, &n);
             int here = c->streaming || n == 0 || (inline_calls && (n * hetccl_dtype_size(w->plan->dtype) <= HX_INLINE_BYTES ||
@@ -363,8 +377,10 @@ int hx_work_progress(hx_work *w, int inline_calls)
     if (atomic_load_explicit(&c->failed, memory_order_relaxed))
         return 1;
     size_t es = hetccl_dtype_size(w->plan->dtype);
-    if (w->user_in && !w->staged_in) {      /* host memory of the caller, device memory for the vendor */
-        if (w->plan->in_blocks && copy(c, w, w->in, w->user_in, (size_t)w->plan->in_blocks * w->count * es) != HETCCL_OK)
+    if (!w->staged_in) {                    /* host memory of the caller, device memory for the vendor */
+        if (w->user_out && w->plan->reads_out && copy(c, w, w->out, w->user_out, (size_t)w->plan->out_blocks * w->count * es) != HETCCL_OK)
+            return 1;
+        if (w->user_in && w->plan->in_blocks && copy(c, w, w->in, w->user_in, (size_t)w->plan->in_blocks * w->count * es) != HETCCL_OK)
             return 1;
         w->staged_in = 1;
     }

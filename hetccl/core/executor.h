@@ -63,6 +63,7 @@ typedef struct hx_work {
     char *in, *out;                    /* device addresses the plan works on */
     char *user_in, *user_out;          /* host memory of the caller when staged, else NULL */
     uint64_t count, segment;
+    double factor;                     /* of premul_sum: this rank's own */
     int64_t segments;
     uint32_t fingerprint, sequence;
     uint64_t deadline_ns;
@@ -170,6 +171,7 @@ void hx_work_bind(hx_work *w);
 int hx_work_progress(hx_work *w, int inline_calls);      /* returns whether something moved */
 void hx_work_waiting(hx_work *w, int32_t *ranks, int32_t *n, int32_t max, const char **phase);
 int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment);
+int hx_combining(const hx_plan *p);
 char *hx_address(hx_work *w, const hx_slice *s, int64_t segment, size_t *n);
 
 /* ---- flows.c */

@@ -136,9 +136,9 @@ class Failures:
     def _call_text(self, call: BoardCall) -> str:
         rank, op, dtype, redop, root, count, sequence = call
         detail = f"{count} x {DType(dtype).label}"
-        if op in (Op.ALL_REDUCE, Op.REDUCE_SCATTER):
+        if op in (Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.REDUCE):
             detail += f", {RedOp(redop).label}"
-        if op == Op.BROADCAST:
+        if op in (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER):
             detail += f", root {root}"
         return f"rank {rank}: {Op(op).label}({detail}) as operation {sequence}"
 

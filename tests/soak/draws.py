@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the soak draws: a make-up of ranks and its settings, sets of communicators, and jobs. Everything follows from the
-seed and from numbers that a fault is reported with, so any one draw can be repeated alone.
+"""What the soak draws: a make-up of ranks and its settings, sets of communicators, and jobs. Everything follows
+from the seed and from numbers that a fault is reported with, so any one draw can be repeated alone.
 """
 
 from __future__ import annotations

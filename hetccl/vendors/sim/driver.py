@@ -133,7 +133,8 @@ class SimVendor(Vendor):
         return f"{self.name} {VERSION} (pretend accelerator; {self.personality.text}{self.conditions.describe()})"
 
     def _label(self) -> bytes:
-        """Goes before every id. Ranks at different speeds would not meet in the same calls, so the speed is part of it."""
+        """Goes before every id. Ranks at different speeds would not meet in the same calls, so the speed is part of
+        it."""
         rate = f" at {self.conditions.rate / 1e6:g} MB/s" if self.conditions.rate else ""
         return f"{self.name}{rate}".encode() + b"\0"
 
