@@ -329,7 +329,8 @@ VARIABLES: tuple[Variable, ...] = (
         "HETCCL_VERIFY",
         "first, always or off",
         "first",
-        "When plans are proved correct. Reserved.",
+        "When plans are proved correct before they run: each class of operation when it is planned first (up to 64 "
+        "ranks), always (any number of ranks, and more cases), or never.",
         _one_of("first", "always", "off"),
     ),
     Variable(
