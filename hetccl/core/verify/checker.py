@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hetccl.core.algorithms.common import HALF_TYPES, Shared
-from hetccl.core.plan import UNIT_ALIGN, Plan, StepKind, slice_range
+from hetccl.core.plan import UNIT_ALIGN, Lane, Plan, Step, StepKind, slice_range
 from hetccl.core.topology import Topology
 from hetccl.core.verify.bounds import check_bounds
 from hetccl.core.verify.island import check_able
@@ -18,8 +18,6 @@ from hetccl.core.verify.values import Values
 from hetccl.types import RedOp
 
 __all__ = ["Proof", "representative_counts", "verify_class", "verify_plans"]
-
-MODEL_UNIT = UNIT_ALIGN  # elements of a unit in a model segment
 
 
 @dataclass(frozen=True)
@@ -75,19 +73,20 @@ def verify_plans(
 
 
 def shrink(plans: Sequence[Plan]) -> list[Plan]:
-    """The same plans with the smallest segment that has whole units."""
-    return [replace(p, segment=p.units * MODEL_UNIT) if p.segment else p for p in plans]
+    """The same plans with the smallest segment whose unit can lose a remainder to the tail (`measure` rounds units of
+    16 elements and more down)."""
+    return [replace(p, segment=p.units * 2 * UNIT_ALIGN) if p.segment else p for p in plans]
 
 
 def representative_counts(plan: Plan) -> list[int]:
-    """Nothing, one element, less than a unit, whole units, and a tail; with segments also enough of them that scratch
-    is used again, and a short last one."""
+    """Nothing, one element, less than a unit, units of one element, units of 16 without and with a tail; with segments
+    also enough of them that scratch is used again, and a last one with a tail."""
     units = plan.units
-    whole = units * MODEL_UNIT
+    whole = units * UNIT_ALIGN
     counts = [0, 1, max(2, units - 1), units + 1, whole, whole + units // 2 + 1]
     if plan.segment:
         depth = max((s.shift for s in plan.steps), default=0) + 1
-        counts.append(whole * (depth + 1) + units + 1)
+        counts.append(2 * whole * (depth + 1) + whole + units // 2 + 1)
     return sorted(set(counts))
 
 
@@ -128,7 +127,23 @@ def check_alike(topology: Topology, shared: Shared, plans: Sequence[Plan]) -> No
                 raise PlanFault(
                     f"rank {p.rank}, step {i}: names a step or a flow that does not exist", rank=p.rank, step=i
                 )
+        device = not topology.island_of(p.rank).host_memory
+        for i, step in enumerate(p.steps):
+            wrong = _wrong_lane(step, device)
+            if wrong:
+                raise PlanFault(f"rank {p.rank}, step {i} ({step.kind.name.lower()}): {wrong}", rank=p.rank, step=i)
     check_capabilities(topology, plans)
+
+
+def _wrong_lane(step: Step, device: bool) -> str:
+    """Two lanes that both call, send or enqueue would do so in an order that is left to chance."""
+    if step.kind == StepKind.FLOWS:
+        return "" if step.lane == Lane.BORDER else "messages belong on the border lane"
+    if step.lane == Lane.ISLAND:
+        return ""
+    if step.kind <= StepKind.REDUCE:
+        return "vendor calls belong on the island lane"
+    return "what goes onto the stream belongs on the island lane" if device and step.kind != StepKind.COMBINE else ""
 
 
 def check_capabilities(topology: Topology, plans: Sequence[Plan]) -> None:
@@ -230,8 +245,8 @@ def _differs(
         if mine != other:
             at, length, node, index = mine
             return (
-                f"rank {rank.plan.rank}: output[{at}:{at + length}] holds {values.text(node, index)}, combined otherwise "
-                f"than {values.text(other[2], other[3])} on rank 0: their bits may differ"
+                f"rank {rank.plan.rank}: output[{at}:{at + length}] holds {values.text(node, index)}, combined "
+                f"otherwise than {values.text(other[2], other[3])} on rank 0: their bits may differ"
             )
     return f"rank {rank.plan.rank}: the output differs from that of rank 0"
 

@@ -92,8 +92,8 @@ def flow_clash(flows: Sequence[Flow], earlier: int, later: int) -> str | None:
         return None
     way, peer, channel = min(shared)
     return (
-        f"flows {earlier} and {later} both {way} rank {peer} on channel {channel} at once: which message comes first is "
-        "left to chance"
+        f"flows {earlier} and {later} both {way} rank {peer} on channel {channel} at once: which message comes first "
+        "is left to chance"
     )
 
 
@@ -108,19 +108,21 @@ def start_flow(
     if rank.plan.rank in flow.peers:
         raise Fault(f"flow {number} ({flow.kind.name.lower()}) has its own rank as peer")
     state = _FlowState(machine, rank, flow, segment)
-    parts: list[Any] = {
-        FlowKind.SEND: lambda: [lambda me: state.send(me, 0, flow.channel, None)],
-        FlowKind.RECV: lambda: [state.receive],
-        FlowKind.FORWARD: lambda: [state.receive, lambda me: state.send(me, 1, flow.channel, "got")],
-        FlowKind.OWN: lambda: [state.combine, *(state.sender(k, Channel.RESULT, "got") for k in state.given)],
-        FlowKind.EXCHANGE: lambda: [
-            state.combine,
-            *(state.sender(k, flow.channel, "turn") for k in range(len(flow.peers))),
-        ],
-    }[flow.kind]()
+    peers = range(len(flow.peers))
+    parts: list[Any]
+    if flow.kind == FlowKind.SEND:
+        parts = [state.sender(0, flow.channel, "")]
+    elif flow.kind == FlowKind.RECV:
+        parts = [state.receive]
+    elif flow.kind == FlowKind.FORWARD:
+        parts = [state.receive, state.sender(1, flow.channel, "got")]
+    elif flow.kind == FlowKind.OWN:
+        parts = [state.combine, *(state.sender(k, Channel.RESULT, "got") for k in peers if flow.give_back)]
+    else:
+        parts = [state.combine, *(state.sender(k, flow.channel, "turn") for k in peers)]
     procs = []
     for i, part in enumerate(parts):
-        proc = machine.new_proc(rank.flow_threads[number] + i, lane.clock)
+        proc = lane.forked(rank.flow_threads[number] + i)
         proc.where = where
         procs.append(proc)
         machine.spawn(proc, _begin(machine, part, proc, after))
@@ -149,7 +151,6 @@ class _FlowState:
         if reads and writes and length(flow.src, segment) != length(flow.dst, segment):
             raise Fault(f"combines {length(flow.src, segment)} elements to where {length(flow.dst, segment)} lie")
         self.n = length(flow.src if reads else flow.dst, segment)
-        self.given = range(len(flow.peers)) if flow.give_back else range(0)
         if flow.kind in (FlowKind.OWN, FlowKind.EXCHANGE) and not 0 <= flow.position <= len(flow.peers):
             raise Fault(f"puts its own contribution at place {flow.position} of {len(flow.peers) + 1}")
         self.got: list[int] = []
@@ -161,7 +162,7 @@ class _FlowState:
     def sender(self, k: int, channel: int, waits: str) -> Any:
         return lambda me: self.send(me, k, channel, waits)
 
-    def send(self, me: Proc, k: int, channel: int, waits: str | None) -> Waits:
+    def send(self, me: Proc, k: int, channel: int, waits: str) -> Waits:
         """Sends all chunks to peer k. `waits` "got": each after it has been received or combined; "turn": each after
         the one before has been combined."""
         source, target = self.rank.plan.rank, self.flow.peers[k]

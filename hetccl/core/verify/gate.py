@@ -48,8 +48,8 @@ class Gate:
                 verify_class(topology, shared, plans, slots=slots, few=few)
         except PlanFault as fault:
             raise PlanFault(
-                f"the plan of {shared.op.label} ({plans[0].algorithm}) is wrong, so nothing was sent. {fault}. This is a "
-                "fault of hetccl: please report this text; HETCCL_ALGORITHM can choose another algorithm",
+                f"the plan of {shared.op.label} ({plans[0].algorithm}) is wrong, so nothing was sent. {fault}. This is "
+                "a fault of hetccl: please report this text; HETCCL_ALGORITHM can choose another algorithm",
                 **fault.facts,
             ) from None
         self.proofs += 1

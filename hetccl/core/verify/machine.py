@@ -57,6 +57,10 @@ class Proc:
         self.turn = 0
         self.done = False
 
+    def forked(self, thread: int) -> Proc:
+        """A thread of its own that knows what this one knows."""
+        return Proc(thread, self.clock)
+
     def access(self) -> Access:
         """The next access of this thread; ends before anything that the thread does later."""
         before = self.clock
@@ -158,9 +162,6 @@ class Machine:
         left = self.channels.left_over()
         if left:
             raise PlanFault(left)
-
-    def new_proc(self, thread: int, clock: int) -> Proc:
-        return Proc(thread, clock)
 
     def spawn(self, proc: Proc, code: Waits) -> None:
         proc.code = code
