@@ -79,7 +79,7 @@ class Communicator(Collectives):
     def _build(self, config: Config) -> None:
         joined = self._joined
         self._topology, self._control = joined.topology, joined.control
-        self._planner = Planner(joined.topology, self.rank, config.algorithm, config.chunk_bytes)
+        self._planner = Planner(joined.topology, self.rank, config.algorithm, config.chunk_bytes, config.verify)
         failures = Failures(
             joined.topology,
             self.rank,

@@ -17,6 +17,8 @@ from hetccl.core.algorithms.common import Algorithm, Places, Shared
 from hetccl.core.explain import Explanation, border_bound, describe_steps
 from hetccl.core.plan import Plan
 from hetccl.core.topology import Topology
+from hetccl.core.verify.gate import Gate
+from hetccl.core.verify.spec import SPECS
 from hetccl.errors import ConfigError, UnsupportedError, UsageError
 from hetccl.native.combine import can_combine
 from hetccl.types import DType, Op, RedOp
@@ -45,12 +47,20 @@ SMALL_BYTES_WITH_ISLANDS = 32 << 10
 
 
 class Planner:
-    """Plans of one rank. `forced` is HETCCL_ALGORITHM: {"all_reduce": "owners"}."""
+    """Plans of one rank. `forced` is HETCCL_ALGORITHM: {"all_reduce": "owners"}; `verify` is HETCCL_VERIFY."""
 
-    def __init__(self, topology: Topology, rank: int, forced: dict[str, str], segment_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        rank: int,
+        forced: dict[str, str],
+        segment_bytes: int | None = None,
+        verify: str = "first",
+    ) -> None:
         self.topology = topology
         self.rank = rank
         self.forced = forced
+        self.gate = Gate(topology, verify)
         self.small_bytes = SMALL_BYTES if all(i.size == 1 for i in topology.islands) else SMALL_BYTES_WITH_ISLANDS
         for op, name in forced.items():
             known = {o.label: sorted(a) for o, a in ALGORITHMS.items()}
@@ -63,11 +73,15 @@ class Planner:
                 )
 
     def plan(self, op: int, dtype: int, redop: int, root: int, small: bool, shape: Shape | None = None) -> Plan:
-        """This rank's plan. Raises `UnsupportedError` before any traffic if no path can do it."""
+        """This rank's plan, proved together with those of all ranks. Raises `UnsupportedError` if no path can do it and
+        `InternalError` if the proof fails, both before any traffic."""
         counts, places = shape or ((), None)
         shared = Shared(Op(op), DType(dtype), RedOp(redop), root, counts=counts)
         self._check(shared)
-        return self._algorithm(shared, small)(self.topology, shared, self.rank, places)
+        algorithm = self._algorithm(shared, small)
+        if shared.op.label in SPECS and not counts and shared.redop != RedOp.PREMUL_SUM:
+            self.gate.check(shared, lambda topology, what, rank: algorithm(topology, what, rank, None))
+        return algorithm(self.topology, shared, self.rank, places)
 
     def explain(
         self,

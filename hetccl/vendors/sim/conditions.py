@@ -134,7 +134,8 @@ def _quantity(base: int) -> Callable[[str], int]:
         match = re.fullmatch(r"(\d+)([kmg]?)", text)
         if not match:
             raise ValueError
-        return int(match[1]) * base ** " kmg".index(match[2] or " ")
+        scale: int = base ** " kmg".index(match[2] or " ")
+        return int(match[1]) * scale
 
     return parse
 
