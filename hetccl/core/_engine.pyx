@@ -152,7 +152,7 @@ cdef class Core:
     cdef uint64_t deadline(self, double timeout):
         return hetccl_now_ns() + nanoseconds(timeout if timeout > 0 else self.timeout)
 
-    cdef int usable(self) except -1:
+    cpdef int usable(self) except -1:
         if self.forked:
             raise errors.ClosedError("this communicator was made before a fork; only the parent may use it. "
                                      "Create a new one in the child, or start workers with 'spawn'")
@@ -263,11 +263,10 @@ cdef class Core:
 
     def fail(self, int status, str said, tuple ranks=()):
         """Marks the communicator dead; every work in flight ends with this status."""
-        cdef int i
         if not self.c.failed:
             self.c.n_fail_ranks = min(len(ranks), 8)
-            for i in range(self.c.n_fail_ranks):
-                self.c.fail_ranks[i] = ranks[i]
+            for i, rank in enumerate(ranks[:8]):
+                self.c.fail_ranks[i] = rank
         cdef const char *p
         held = said.encode()
         p = held
@@ -295,7 +294,6 @@ cdef class Core:
     @property
     def pending(self):
         return self.c.pending
-
     @property
     def lane_abandoned(self):
         """True if a call of a vendor library without abort was left behind: the process must leave by os._exit."""
@@ -317,12 +315,14 @@ cdef class Core:
         """Rank that aborted, or -1."""
         return -1 if self.c.board == NULL else <int>self.c.board.aborted_by - 1
 
-    def shut(self):
-        """After the last work. Idempotent; communicates nothing."""
-        if not self.closed and not self.forked:
-            self.closed = True
-            with nogil:
-                hx_engine_remove(self.c)
+    def shut(self, double patience):
+        """Ends works in flight. False if a thread is still inside after `patience` seconds. Communicates nothing."""
+        cdef int rc
+        self.closed = True
+        with nogil:
+            hx_engine_remove(self.c)
+            rc = hx_comm_quiesce(self.c, nanoseconds(patience))
+        return rc == 0
 
     def mark_forked(self):
         self.forked = True
@@ -419,7 +419,7 @@ cdef size_t ITEMSIZE[19]
 ITEMSIZE[:] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 2, 2, 1, 8, 16, 1, 1, 1, 1]
 
 
-cdef uint64_t nanoseconds(double seconds):
+cdef uint64_t nanoseconds(double seconds) noexcept nogil:
     return <uint64_t>(max(seconds, 0.0) * 1e9) if seconds < 1e9 else LONG_AGO
 
 

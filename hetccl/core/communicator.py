@@ -23,7 +23,7 @@ from hetccl.core.reactor import reactor
 from hetccl.core.store import Store, open_store
 from hetccl.core.watch import Watch
 from hetccl.core.work import ensure_completion_thread
-from hetccl.errors import ClosedError, ConfigError, HetcclError, UnsupportedError, UsageError
+from hetccl.errors import ConfigError, HetcclError, UnsupportedError, UsageError
 from hetccl.transports.base import Link, Transport
 from hetccl.types import DType, Op, RedOp
 
@@ -198,9 +198,9 @@ class Communicator:
             if root == self.rank:
                 raise UsageError(f"rank {self.rank} cannot send to itself")
             if not self._core.has_p2p_link(root):
-                self._usable()
+                self._core.usable()  # else the dialling would fail, with a reason that misleads
                 self._connector.connect_p2p(root)
-        elif op == Op.RECV and root >= 0:
+        elif op == Op.RECV and root != -1:
             self._check_rank(root, "peer")
             if root == self.rank:
                 raise UsageError(f"rank {self.rank} cannot receive from itself")
@@ -288,14 +288,14 @@ class Communicator:
             self._control.abort()
 
     def close(self) -> None:
-        """Waits for operations in flight, then lets go of everything. Idempotent. Other ranks need not close at
-        once."""
+        """Waits for operations in flight, at most `timeout` seconds (what has not ended then is aborted), and lets go
+        of everything. Idempotent. Other ranks need not close at once."""
         if self._closed or self._forked:
             return
         deadline = time.monotonic() + self.timeout
         while self._core.pending and not self._core.failed and time.monotonic() < deadline:
             time.sleep(0.0005)
-        self._shut(0.0 if self._core.failed else 5.0)
+        self._shut(5.0)
 
     def __enter__(self) -> Communicator:
         return self
@@ -350,12 +350,6 @@ class Communicator:
         if not 0 <= rank < self.size:
             raise UsageError(f"{what} {rank} is not a rank of this communicator (0 .. {self.size - 1})")
 
-    def _usable(self) -> None:
-        if self._closed:
-            raise ClosedError("this communicator is closed; create a new one")
-        if self._forked:
-            raise ClosedError("this communicator was made before a fork; only the parent may use it")
-
     def _who(self) -> list[str]:
         return [
             f"island {i.index} {i.name}: ranks {', '.join(map(str, i.ranks))} on "
@@ -366,9 +360,8 @@ class Communicator:
     def _shut(self, patience: float) -> None:
         self._closed = True
         core, joined = self._core, self._joined
-        abandoned = core.lane_abandoned
         reactor().no_tick(self._watch.tick)
-        core.shut()
+        abandoned = not core.shut(patience) or core.lane_abandoned  # a thread sits in a vendor's call for good
         lifecycle.forget(self, abandoned)
         self._control.leave()
         self._connector.close()
@@ -390,9 +383,8 @@ class Communicator:
 
     def _leave_at_exit(self) -> None:
         """The program ends without close(): no waiting, but a farewell, and nobody may touch the engine any more."""
-        if self._core.pending:
-            self._core.abort()
-        self._shut(0.0)
+        if not self._closed and not self._forked:  # a forked child shares the parent's memory: it must say nothing
+            self._shut(1.0)
 
     def _after_fork(self) -> None:
         self._forked = True
