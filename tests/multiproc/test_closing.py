@@ -95,3 +95,21 @@ def sends_after_failure(rank: int, size: int) -> None:
     else:
         time.sleep(1)
     comm.close()
+
+
+@pytest.mark.parametrize("transports", ["shm", "tcp"])
+def test_the_faster_rank_may_close_at_once(transports: str) -> None:
+    """It may read the last message and close while its peer is still about to note that the message is out."""
+    run(closes_at_once, "host@a:1,host@b:1", timeout=60, env={"HETCCL_TRANSPORTS": transports, "HETCCL_TIMEOUT": "20"})
+
+
+def closes_at_once(rank: int, size: int) -> None:
+    import numpy as np
+
+    x = np.empty(50_000, np.float32)
+    for _ in range(60):
+        comm = hetccl.init(name="short")
+        x[:] = rank
+        comm.all_reduce(x, async_op=True).wait()
+        comm.close()
+        assert (x == 1).all()
