@@ -19,6 +19,7 @@ from hetccl import errors
 
 cdef uint64_t SLICE_NS = 100000000  # how long a wait may go without looking for signals
 cdef uint64_t LONG_AGO = 1 << 62
+cdef set IN_FLIGHT = set()  # works that the completion thread has not seen: C alone knows them, whatever callers drop
 
 
 @cython.final
@@ -33,7 +34,6 @@ cdef class Core:
     cdef dict plans
     cdef object planner, failure
     cdef list keep
-    cdef set in_flight
     cdef size_t small_bytes
     cdef readonly int plan_hits, plan_misses
     cdef readonly dict operations
@@ -44,7 +44,7 @@ cdef class Core:
         self.c = hx_comm_new(rank, size)
         if self.c == NULL:
             raise MemoryError
-        self.plans, self.keep, self.in_flight, self.operations = {}, [], set(), {}
+        self.plans, self.keep, self.operations = {}, [], {}
         self.planner, self.failure, self.timeout = planner, failure, timeout
 
     def __dealloc__(self):
@@ -213,13 +213,13 @@ cdef class Core:
         if finish is not None:
             work.finishing = RLock()
         w.asynchronous, w.owner = 1, <void *>work
-        self.in_flight.add(work)
+        IN_FLIGHT.add(work)
         with nogil:
             rc = hx_submit(self.c, w)
             if rc == 0:
                 hx_engine_kick()
         if rc:
-            self.in_flight.discard(work)
+            IN_FLIGHT.discard(work)
             raise self.error(rc)
         self.operations[op] = self.operations.get(op, 0) + 1
         return work
@@ -405,7 +405,7 @@ cdef class Work:
         self.settle()
         self.keep, self.completed = None, True
         callbacks, self.callbacks = self.callbacks, None
-        self.core.in_flight.discard(self)
+        IN_FLIGHT.discard(self)
         for fn in callbacks or ():
             try:
                 fn(self)

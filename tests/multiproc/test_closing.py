@@ -113,3 +113,28 @@ def closes_at_once(rank: int, size: int) -> None:
         comm.all_reduce(x, async_op=True).wait()
         comm.close()
         assert (x == 1).all()
+
+
+def test_all_may_be_dropped_before_the_completion_thread_has_seen_the_end() -> None:
+    run(drops_everything, "host:1", timeout=60)
+
+
+def drops_everything(rank: int, size: int) -> None:
+    """Holds the completion thread up, so that the collector comes first."""
+    import gc
+
+    import numpy as np
+
+    seen: list[int] = []
+    for _ in range(5):
+        comm = hetccl.init(name="dropped")
+        comm.all_reduce(np.ones(4), async_op=True).add_done_callback(lambda _: time.sleep(0.3))
+        for i in range(20):
+            comm.all_reduce(np.ones(4), async_op=True).add_done_callback(lambda _, i=i: seen.append(i))
+        comm.close()
+        del comm
+        gc.collect()
+    deadline = time.monotonic() + 20
+    while len(seen) < 100 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert seen == list(range(20)) * 5
