@@ -20,6 +20,7 @@ from hetccl.types import Op, RedOp
 
 cdef uint64_t SLICE_NS = 100000000, LONG_AGO = 1 << 62  # how long a wait may go without looking for signals; for ever
 cdef int SEND = Op.SEND, RECV = Op.RECV, PREMUL_SUM = RedOp.PREMUL_SUM
+cdef set IN_FLIGHT = set()  # works that the completion thread has not seen: C alone knows them, whatever callers drop
 
 
 @cython.no_gc_clear  # __dealloc__ calls through tables that `keep` holds
@@ -35,7 +36,6 @@ cdef class Core:
     cdef readonly PlanCache cache
     cdef object failure
     cdef list keep
-    cdef set in_flight
     cdef size_t small_bytes
     cdef readonly dict operations
     cdef public double timeout  # seconds, of operations that name none
@@ -45,7 +45,7 @@ cdef class Core:
         self.c = hx_comm_new(rank, size)
         if self.c == NULL:
             raise MemoryError
-        self.cache, self.keep, self.in_flight, self.operations = PlanCache(planner), [], set(), {}
+        self.cache, self.keep, self.operations = PlanCache(planner), [], {}
         self.failure, self.timeout = failure, timeout
 
     def __dealloc__(self):
@@ -148,7 +148,7 @@ cdef class Core:
     cdef uint64_t deadline(self, double timeout):
         return hetccl_now_ns() + nanoseconds(timeout if timeout > 0 else self.timeout)
 
-    cdef int usable(self) except -1:
+    cpdef int usable(self) except -1:
         if self.forked:
             raise errors.ClosedError("this communicator was made before a fork; only the parent may use it. "
                                      "Create a new one in the child, or start workers with 'spawn'")
@@ -213,13 +213,13 @@ cdef class Core:
         if finish is not None:
             work.finishing = RLock()
         w.asynchronous, w.owner = 1, <void *>work
-        self.in_flight.add(work)
+        IN_FLIGHT.add(work)
         with nogil:
             rc = hx_submit(self.c, w)
             if rc == 0:
                 hx_engine_kick()
         if rc:
-            self.in_flight.discard(work)
+            IN_FLIGHT.discard(work)
             raise self.error(rc)
         self.operations[op] = self.operations.get(op, 0) + 1
         return work
@@ -263,11 +263,10 @@ cdef class Core:
 
     def fail(self, int status, str said, tuple ranks=()):
         """Marks the communicator dead; every work in flight ends with this status."""
-        cdef int i
         if not self.c.failed:
             self.c.n_fail_ranks = min(len(ranks), 8)
-            for i in range(self.c.n_fail_ranks):
-                self.c.fail_ranks[i] = ranks[i]
+            for i, rank in enumerate(ranks[:8]):
+                self.c.fail_ranks[i] = rank
         cdef const char *p
         held = said.encode()
         p = held
@@ -295,7 +294,6 @@ cdef class Core:
     @property
     def pending(self):
         return self.c.pending
-
     @property
     def lane_abandoned(self):
         """True if a call of a vendor library without abort was left behind: the process must leave by os._exit."""
@@ -317,12 +315,14 @@ cdef class Core:
         """Rank that aborted, or -1."""
         return -1 if self.c.board == NULL else <int>self.c.board.aborted_by - 1
 
-    def shut(self):
-        """After the last work. Idempotent; communicates nothing."""
-        if not self.closed and not self.forked:
-            self.closed = True
-            with nogil:
-                hx_engine_remove(self.c)
+    def shut(self, double patience):
+        """Ends works in flight. False if a thread is still inside after `patience` seconds. Communicates nothing."""
+        cdef int rc
+        self.closed = True
+        with nogil:
+            hx_engine_remove(self.c)
+            rc = hx_comm_quiesce(self.c, nanoseconds(patience))
+        return rc == 0
 
     def mark_forked(self):
         self.forked = True
@@ -405,7 +405,7 @@ cdef class Work:
         self.settle()
         self.keep, self.completed = None, True
         callbacks, self.callbacks = self.callbacks, None
-        self.core.in_flight.discard(self)
+        IN_FLIGHT.discard(self)
         for fn in callbacks or ():
             try:
                 fn(self)
@@ -415,7 +415,7 @@ cdef class Work:
                 logging.getLogger("hetccl").exception("a callback of a completed operation raised")
 
 
-cdef uint64_t nanoseconds(double seconds):
+cdef uint64_t nanoseconds(double seconds) noexcept nogil:
     return <uint64_t>(max(seconds, 0.0) * 1e9) if seconds < 1e9 else LONG_AGO
 
 

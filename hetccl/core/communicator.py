@@ -210,9 +210,9 @@ class Communicator(Collectives):
             if root == self.rank:
                 raise UsageError(f"rank {self.rank} cannot send to itself")
             if not self._core.has_p2p_link(root):
-                self._usable()
+                self._core.usable()  # else the dialling would fail, with a reason that misleads
                 self._connector.connect_p2p(root)
-        elif op == Op.RECV and root >= 0:
+        elif op == Op.RECV and root != -1:
             self._check_rank(root, "peer")
             if root == self.rank:
                 raise UsageError(f"rank {self.rank} cannot receive from itself")
@@ -303,14 +303,14 @@ class Communicator(Collectives):
             self._control.abort()
 
     def close(self) -> None:
-        """Waits for operations in flight, then lets go of everything. Idempotent. Other ranks need not close at
-        once."""
+        """Waits for operations in flight, at most `timeout` seconds (what has not ended then is aborted), and lets go
+        of everything. Idempotent. Other ranks need not close at once."""
         if self._closed or self._forked:
             return
         deadline = time.monotonic() + self.timeout
         while self._core.pending and not self._core.failed and time.monotonic() < deadline:
             time.sleep(0.0005)
-        self._shut(0.0 if self._core.failed else 5.0)
+        self._shut(5.0)
 
     def __enter__(self) -> Communicator:
         return self
@@ -367,12 +367,6 @@ class Communicator(Collectives):
         if not 0 <= rank < self.size:
             raise UsageError(f"{what} {rank} is not a rank of this communicator (0 .. {self.size - 1})")
 
-    def _usable(self) -> None:
-        if self._closed:
-            raise ClosedError("this communicator is closed; create a new one")
-        if self._forked:
-            raise ClosedError("this communicator was made before a fork; only the parent may use it")
-
     def _who(self) -> list[str]:
         return [
             f"island {i.index} {i.name}: ranks {', '.join(map(str, i.ranks))} on "
@@ -383,9 +377,8 @@ class Communicator(Collectives):
     def _shut(self, patience: float) -> None:
         self._closed = True
         core, joined = self._core, self._joined
-        abandoned = core.lane_abandoned
         reactor().no_tick(self._watch.tick)
-        core.shut()
+        abandoned = not core.shut(patience) or core.lane_abandoned  # a thread sits in a vendor's call for good
         if not abandoned:
             self._packing.close()
         lifecycle.forget(self, abandoned)
@@ -409,9 +402,8 @@ class Communicator(Collectives):
 
     def _leave_at_exit(self) -> None:
         """The program ends without close(): no waiting, but a farewell, and nobody may touch the engine any more."""
-        if self._core.pending:
-            self._core.abort()
-        self._shut(0.0)
+        if not self._closed and not self._forked:  # a forked child shares the parent's memory: it must say nothing
+            self._shut(1.0)
 
     def _after_fork(self) -> None:
         self._forked = True
