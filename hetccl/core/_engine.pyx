@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine as Python sees it: compiled plans, a communicator's C half, works in flight. No policy lives here."""
+
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, uint64_t, uintptr_t
@@ -334,16 +335,14 @@ cdef class Core:
 
 
 @cython.final
+@cython.no_gc_clear  # __dealloc__ needs the core
 cdef class Work:
     """One operation in flight."""
-
     cdef Core core
     cdef hx_work *w
-    cdef object keep
+    cdef object keep, error, finish
     cdef list callbacks
     cdef bint completed
-    cdef object error
-    cdef object finish
     cdef public object attachment  # for layers above: whatever must live as long as the work
 
     def __dealloc__(self):

@@ -122,7 +122,7 @@ def parse_rate(text: str) -> int:
     match = re.fullmatch(r"(\d+)\s*([KMG]?)(?:B(?:/S)?)?", text.strip().upper())
     if not match:
         raise ValueError(text)
-    return int(match[1]) * 1000 ** " KMG".index(match[2] or " ")
+    return int(match[1]) * int(1000 ** " KMG".index(match[2] or " "))
 
 
 def variables(plugins: bool = True) -> list[Variable]:

@@ -45,7 +45,9 @@ def body(rank: int, size: int, seed: int, number: int, seconds: float, only: tup
                 print(f"draw {n}", flush=True)
                 done["jobs"] += run_draw(comms, draw)
                 if rank == 0 and os.environ.get(SPOIL) == str(n):
-                    compare("an answer spoiled on purpose", world, Memory(world, 4, 4, 0, False), bits(DType.INT32, 0)[:1])
+                    compare(
+                        "an answer spoiled on purpose", world, Memory(world, 4, 4, 0, False), bits(DType.INT32, 0)[:1]
+                    )
                 done["draws"] += 1
                 n += 1
             comms.close()
@@ -294,8 +296,8 @@ def compare(what: str, comm: Any, memory: Memory, want: Any) -> None:
         wrong = np.nonzero(got.view("u1") != want.view("u1"))[0] // want.dtype.itemsize
         i, j = int(wrong[0]), int(wrong[-1])
         raise Fault(
-            f"rank {comm.rank} of {comm.size} ({comm.name}): {what}: {len(set(wrong.tolist()))} of {want.size} elements "
-            f"wrong, from {i} to {j}: {got[i]!r} instead of {want[i]!r} "
+            f"rank {comm.rank} of {comm.size} ({comm.name}): {what}: {len(set(wrong.tolist()))} of {want.size} "
+            f"elements wrong, from {i} to {j}: {got[i]!r} instead of {want[i]!r} "
             f"({got[i : i + 1].tobytes().hex()} instead of {want[i : i + 1].tobytes().hex()})"
         )
     if not memory.intact():

@@ -71,7 +71,9 @@ def soak(seed: int, seconds: float, vendors: tuple[str, ...]) -> int:
     return 0
 
 
-def one(seed: int, number: int, vendors: tuple[str, ...], seconds: float, only: tuple[int, int] | None) -> dict[str, int] | None:
+def one(
+    seed: int, number: int, vendors: tuple[str, ...], seconds: float, only: tuple[int, int] | None
+) -> dict[str, int] | None:
     """Make-up `number` for a while. Counts of all ranks together, or None after a fault, which has been printed."""
     made = draws.topology(seed, number, vendors)
     settings = " ".join(f"{k.removeprefix('HETCCL_')}={v}" for k, v in made.env.items())

@@ -40,7 +40,9 @@ def test_draws_reach_every_operation_and_type() -> None:
     assert reducing == set(draws.PAIRS)
 
 
-def test_a_wrong_answer_is_a_fault_with_its_draw(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_answer_is_a_fault_with_its_draw(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SOAK_SPOIL", "3")
     assert soak.soak(5, 20, ("host",)) == 1
     said = capsys.readouterr().out
