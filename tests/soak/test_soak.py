@@ -46,7 +46,7 @@ def test_a_wrong_answer_is_a_fault_with_its_draw(
     monkeypatch.setenv("SOAK_SPOIL", "3")
     assert soak.soak(5, 20, ("host",)) == 1
     said = capsys.readouterr().out
-    assert "FAULT: seed 5, topology 0, draws [3]" in said
+    assert "FAULT: seed 5, topology 0, draw 3;" in said
     assert "--seed 5 --vendors host --topology 0 --draw 3" in said
     monkeypatch.delenv("SOAK_SPOIL")
     assert soak.main(["--seed", "5", "--vendors", "host", "--topology", "0", "--draw", "3", "--times", "1"]) == 0
