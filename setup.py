@@ -30,7 +30,8 @@ SIM = tuple(f"hetccl/vendors/sim/{name}.c" for name in ("memory", "stream", "eve
                                                        "conditions"))
 ISLAND = (*(NATIVE + f"island_{part}.c" for part in ("region", "impl", "small", "p2p")), COMBINE)
 ENGINE = tuple(
-    f"hetccl/core/{name}.c" for name in ("executor", "flows", "comm", "lane", "progress", "p2p", "p2p_wire", "board", "turns")
+    f"hetccl/core/{name}.c"
+    for name in ("executor", "flows", "comm", "lane", "progress", "p2p", "p2p_wire", "board", "turns")
 )
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine as Python sees it: compiled plans, a communicator's C half, works in flight. No policy lives here."""
+
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, uint64_t, uintptr_t
@@ -332,13 +333,11 @@ cdef class Core:
 @cython.no_gc_clear  # the collector must not take `core` away before __dealloc__ has given `w` back
 cdef class Work:
     """One operation in flight."""
-
     cdef Core core
     cdef hx_work *w
-    cdef object keep
+    cdef object keep, error, finish, finishing
     cdef list callbacks
     cdef bint completed
-    cdef object error, finish, finishing
     cdef public object attachment  # for layers above: whatever must live as long as the work
 
     def __dealloc__(self):

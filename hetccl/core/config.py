@@ -122,8 +122,7 @@ def parse_rate(text: str) -> int:
     match = re.fullmatch(r"(\d+)\s*([KMG]?)(?:B(?:/S)?)?", text.strip().upper())
     if not match:
         raise ValueError(text)
-    scale: int = 1000 ** " KMG".index(match[2] or " ")
-    return int(match[1]) * scale
+    return int(match[1]) * int(1000 ** " KMG".index(match[2] or " "))
 
 
 def variables(plugins: bool = True) -> list[Variable]:
@@ -339,8 +338,7 @@ VARIABLES: tuple[Variable, ...] = (
         "HETCCL_VERIFY",
         "first, always or off",
         "first",
-        "When plans are proved correct before they run: each class of operation when it is planned first (up to 64 "
-        "ranks), always (any number of ranks, and more cases), or never.",
+        "When plans are proved correct. Reserved.",
         _one_of("first", "always", "off"),
     ),
     Variable(

@@ -141,23 +141,17 @@ static int record(hx_comm *c, hx_work *w, int step)
 
 static int poll_events(hx_comm *c, hx_work *w)
 {
-    int moved = 0;
-    while (w->event_head < w->event_tail) {
-        int slot = w->event_head % HX_EVENTS;
-        int rc = c->dev->event_query(c->dev_ctx, w->events[slot]);
+    int moved = 0, reached = w->event_head;
+    for (; reached < w->event_tail; reached++) {
+        int rc = c->dev->event_query(c->dev_ctx, w->events[reached % HX_EVENTS]);
         if (rc == HETCCL_IN_PROGRESS)
             break;
         if (rc != HETCCL_OK) {
             stream_error(c, w, rc, "a step");
             break;
         }
-        int step = w->event_step[slot];
-        if (step >= 0)
-            w->done[step]++;
-        w->event_head++;
-        moved = 1;
     }
-    if (c->streaming && c->ccl_comm) {
+    if (c->streaming && c->ccl_comm) {      /* asked after the events: a stream also runs past a call that failed */
         int rc = c->ccl->async_error(c->ccl_ctx, c->ccl_comm);
         if (rc == HETCCL_ABORTED)
             c->island_aborted = 1;
@@ -165,6 +159,13 @@ static int poll_events(hx_comm *c, hx_work *w)
             snprintf(w->text, sizeof w->text, "the vendor's library reports: %s", c->ccl->last_error(c->ccl_ctx));
             hx_fail(c, rc, w->text);
         }
+    }
+    if (c->island_aborted || atomic_load_explicit(&c->failed, memory_order_relaxed))
+        return 0;
+    for (; w->event_head < reached; w->event_head++, moved = 1) {
+        int step = w->event_step[w->event_head % HX_EVENTS];
+        if (step >= 0)
+            w->done[step]++;
     }
     return moved;
 }

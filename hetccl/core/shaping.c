@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * See shaping.h. A message starts when the link is free and takes it for its bytes over the rate; what a late waker lost,
- * up to SLACK_NS, is made good, so that the mean rate holds.
+ * See shaping.h. A message starts when the link is free and takes it for its bytes over the rate; what a late waker lost
+ * while something waited, up to SLACK_NS, is made good, so that the mean rate holds.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -13,25 +13,36 @@
 
 #include "wait.h"
 
-#define SLACK_NS 2000000u
+#define SLACK_NS 50000000u
 
-static int is_free(hx_shaped *s, _Atomic uint64_t *free_ns)
+static int is_free(hx_shaped *s, struct hx_way *way)
 {
-    uint64_t at = atomic_load_explicit(free_ns, memory_order_relaxed);
+    uint64_t at = atomic_load_explicit(&way->free_ns, memory_order_relaxed);
     if (at <= hetccl_now_ns())
         return 1;
+    atomic_store_explicit(&way->wanted, 1, memory_order_relaxed);
     if (!s->wake_ns || at < s->wake_ns)
         s->wake_ns = at;
     return 0;
 }
 
-static void charge(hx_shaped *s, _Atomic uint64_t *free_ns, size_t nbytes)
+static void charge(hx_shaped *s, struct hx_way *way, size_t nbytes)
 {
-    uint64_t lasts = (uint64_t)((double)nbytes * 1e9 / (double)s->rate->bytes_s), earliest = hetccl_now_ns() - SLACK_NS, end;
-    uint64_t before = atomic_load_explicit(free_ns, memory_order_relaxed);
+    uint64_t lasts = (uint64_t)((double)nbytes * 1e9 / (double)s->rate->bytes_s), earliest = hetccl_now_ns(), end;
+    if (atomic_exchange_explicit(&way->wanted, 0, memory_order_relaxed))
+        earliest -= SLACK_NS;
+    uint64_t before = atomic_load_explicit(&way->free_ns, memory_order_relaxed);
     do {
         end = (before > earliest ? before : earliest) + lasts;
-    } while (!atomic_compare_exchange_weak_explicit(free_ns, &before, end, memory_order_relaxed, memory_order_relaxed));
+    } while (!atomic_compare_exchange_weak_explicit(&way->free_ns, &before, end, memory_order_relaxed, memory_order_relaxed));
+}
+
+/* The link was free, and nothing went: it is not what was waited for. */
+static int settled(struct hx_way *way, int rc)
+{
+    if (rc == HETCCL_IN_PROGRESS)
+        atomic_store_explicit(&way->wanted, 0, memory_order_relaxed);
+    return rc;
 }
 
 static const char *shaped_last_error(void *ctx)
@@ -43,29 +54,29 @@ static const char *shaped_last_error(void *ctx)
 static int shaped_send(void *ctx, void *ep, hetccl_message *m)
 {
     hx_shaped *s = ctx;
-    if (!is_free(s, &s->rate->out_free_ns))
+    if (!is_free(s, &s->rate->out))
         return HETCCL_IN_PROGRESS;
     int rc = s->inner->send(s->ctx, ep, m);
     if (rc == HETCCL_OK)
-        charge(s, &s->rate->out_free_ns, m->nbytes);
-    return rc;
+        charge(s, &s->rate->out, m->nbytes);
+    return settled(&s->rate->out, rc);
 }
 
 static int shaped_recv(void *ctx, void *ep, hetccl_message *m)
 {
     hx_shaped *s = ctx;
-    if (!is_free(s, &s->rate->in_free_ns))
+    if (!is_free(s, &s->rate->in))
         return HETCCL_IN_PROGRESS;
     int rc = s->inner->recv(s->ctx, ep, m);
     if (rc == HETCCL_OK)
-        charge(s, &s->rate->in_free_ns, m->nbytes);
-    return rc;
+        charge(s, &s->rate->in, m->nbytes);
+    return settled(&s->rate->in, rc);
 }
 
 static int shaped_reserve(void *ctx, void *ep, hetccl_message *m)
 {
     hx_shaped *s = ctx;
-    return is_free(s, &s->rate->out_free_ns) ? s->inner->reserve(s->ctx, ep, m) : HETCCL_IN_PROGRESS;
+    return is_free(s, &s->rate->out) ? s->inner->reserve(s->ctx, ep, m) : HETCCL_IN_PROGRESS;
 }
 
 static int shaped_commit(void *ctx, void *ep, hetccl_message *m)
@@ -73,14 +84,14 @@ static int shaped_commit(void *ctx, void *ep, hetccl_message *m)
     hx_shaped *s = ctx;
     int rc = s->inner->commit(s->ctx, ep, m);
     if (rc == HETCCL_OK)
-        charge(s, &s->rate->out_free_ns, m->nbytes);
+        charge(s, &s->rate->out, m->nbytes);
     return rc;
 }
 
 static int shaped_peek(void *ctx, void *ep, hetccl_message *m, uint32_t index)
 {
     hx_shaped *s = ctx;
-    return is_free(s, &s->rate->in_free_ns) ? s->inner->peek(s->ctx, ep, m, index) : HETCCL_IN_PROGRESS;
+    return is_free(s, &s->rate->in) ? settled(&s->rate->in, s->inner->peek(s->ctx, ep, m, index)) : HETCCL_IN_PROGRESS;
 }
 
 /* What is released has come in; its length is only known before. */
@@ -91,21 +102,21 @@ static int shaped_release(void *ctx, void *ep, int32_t channel)
     size_t nbytes = s->inner->peek(s->ctx, ep, &m, 0) == HETCCL_OK ? m.nbytes : 0;
     int rc = s->inner->release(s->ctx, ep, channel);
     if (rc == HETCCL_OK)
-        charge(s, &s->rate->in_free_ns, nbytes);
+        charge(s, &s->rate->in, nbytes);
     return rc;
 }
 
 static int shaped_answer(void *ctx, void *ep, hetccl_message *m)
 {
     hx_shaped *s = ctx;
-    if (!is_free(s, &s->rate->out_free_ns))
+    if (!is_free(s, &s->rate->out))
         return HETCCL_IN_PROGRESS;
     hetccl_message in = {.size = sizeof in, .channel = HETCCL_CHANNEL_CONTRIBUTE};
     size_t nbytes = s->inner->peek(s->ctx, ep, &in, 0) == HETCCL_OK ? in.nbytes : 0;
     int rc = s->inner->answer(s->ctx, ep, m);
     if (rc == HETCCL_OK) {
-        charge(s, &s->rate->out_free_ns, m->nbytes);
-        charge(s, &s->rate->in_free_ns, nbytes);
+        charge(s, &s->rate->out, m->nbytes);
+        charge(s, &s->rate->in, nbytes);
     }
     return rc;
 }

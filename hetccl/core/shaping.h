@@ -12,7 +12,10 @@
 
 typedef struct hx_rate {               /* the link of one rank: every communicator and transport of the process shares it */
     uint64_t bytes_s;
-    _Atomic uint64_t out_free_ns, in_free_ns; /* when it will have carried what it was given */
+    struct hx_way {
+        _Atomic uint64_t free_ns;      /* when it will have carried what it was given */
+        _Atomic uint32_t wanted;       /* something waits for that: time that a late waker loses is made good */
+    } out, in;
 } hx_rate;
 
 typedef struct hx_shaped {             /* ctx of the wrapped table */

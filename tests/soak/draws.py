@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the soak draws: a make-up of ranks and its settings, sets of communicators, and jobs. Everything follows
-from the seed and from numbers that a fault is reported with, so any one draw can be repeated alone.
+"""What the soak draws: a make-up of ranks and its settings, sets of communicators, and jobs. All of it follows from the
+seed and from numbers that a fault is reported with, so any one draw can be repeated alone.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ EPOCH = 40  # draws that use one set of communicators
 TAGS = 4  # few, so that messages of one tag queue up behind each other
 REDUCING = ("ALL_REDUCE", "REDUCE_SCATTER", "REDUCE")
 # What the soak knows how to check. An operation that is new in `Op` is left out, and the program says so.
-COLLECTIVES = tuple(op for op in Op if op.name in ("ALL_REDUCE", "REDUCE_SCATTER", "ALL_GATHER", "BROADCAST", "BARRIER"))
+COLLECTIVES = tuple(
+    op for op in Op if op.name in ("ALL_REDUCE", "REDUCE_SCATTER", "ALL_GATHER", "BROADCAST", "BARRIER")
+)
 UNKNOWN = tuple(op for op in Op if op not in COLLECTIVES and op.name not in ("SEND", "RECV"))
 PAIRS = tuple(
     (dtype, redop)
     for dtype in DType
     for redop in oracle.reducible(dtype)
-    if can_combine(dtype, RedOp.SUM if redop == RedOp.AVG else redop) and not (redop == RedOp.AVG and dtype == DType.BOOL)
+    if can_combine(dtype, RedOp.SUM if redop == RedOp.AVG else redop)
+    and not (redop == RedOp.AVG and dtype == DType.BOOL)
 )
 
 

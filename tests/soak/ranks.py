@@ -24,10 +24,6 @@ AGREE = 10  # draws between two looks at the clock
 SPOIL = "SOAK_SPOIL"  # variable with the number of a draw that is to fail: for the soak's own test
 
 
-class Fault(AssertionError):
-    """A wrong answer. The text says which job of which draw, and what was wrong."""
-
-
 def body(rank: int, size: int, seed: int, number: int, seconds: float, only: tuple[int, int] | None) -> dict[str, int]:
     """Draws 0, 1, ... for `seconds`, or those from only[0] to only[1]. Returns how many draws and jobs were run."""
     done = {"draws": 0, "jobs": 0}
@@ -45,7 +41,9 @@ def body(rank: int, size: int, seed: int, number: int, seconds: float, only: tup
                 print(f"draw {n}", flush=True)
                 done["jobs"] += run_draw(comms, draw)
                 if rank == 0 and os.environ.get(SPOIL) == str(n):
-                    compare("an answer spoiled on purpose", world, Memory(world, 4, 4, 0, False), bits(DType.INT32, 0)[:1])
+                    compare(
+                        "an answer spoiled on purpose", world, Memory(world, 4, 4, 0, False), bits(DType.INT32, 0)[:1]
+                    )
                 done["draws"] += 1
                 n += 1
             comms.close()
@@ -243,7 +241,7 @@ def check_messages(received: list[Transfer]) -> None:
             same = [o.job for o in received if o.job.anybody and (o.job.comm, o.job.tag) == (job.comm, job.tag)]
             found = [j for j in same if j.source == source]
             if len(found) != 1:
-                raise Fault(f"{draws.describe(job)}: came from rank {source}, which sent {len(found)} such messages")
+                raise AssertionError(f"{draws.describe(job)}: came from rank {source}, which sent {len(found)} of them")
             job = found[0]
         compare(draws.describe(job), m.comm, m.memory, text(job))
 
@@ -293,10 +291,10 @@ def compare(what: str, comm: Any, memory: Memory, want: Any) -> None:
     if got.tobytes() != want.tobytes():
         wrong = np.nonzero(got.view("u1") != want.view("u1"))[0] // want.dtype.itemsize
         i, j = int(wrong[0]), int(wrong[-1])
-        raise Fault(
-            f"rank {comm.rank} of {comm.size} ({comm.name}): {what}: {len(set(wrong.tolist()))} of {want.size} elements "
-            f"wrong, from {i} to {j}: {got[i]!r} instead of {want[i]!r} "
+        raise AssertionError(
+            f"rank {comm.rank} of {comm.size} ({comm.name}): {what}: {len(set(wrong.tolist()))} of {want.size} "
+            f"elements wrong, from {i} to {j}: {got[i]!r} instead of {want[i]!r} "
             f"({got[i : i + 1].tobytes().hex()} instead of {want[i : i + 1].tobytes().hex()})"
         )
     if not memory.intact():
-        raise Fault(f"rank {comm.rank} of {comm.size} ({comm.name}): {what}: memory beside the buffer was written")
+        raise AssertionError(f"rank {comm.rank} of {comm.size} ({comm.name}): {what}: memory beside it was written")

@@ -71,7 +71,9 @@ def soak(seed: int, seconds: float, vendors: tuple[str, ...]) -> int:
     return 0
 
 
-def one(seed: int, number: int, vendors: tuple[str, ...], seconds: float, only: tuple[int, int] | None) -> dict[str, int] | None:
+def one(
+    seed: int, number: int, vendors: tuple[str, ...], seconds: float, only: tuple[int, int] | None
+) -> dict[str, int] | None:
     """Make-up `number` for a while. Counts of all ranks together, or None after a fault, which has been printed."""
     made = draws.topology(seed, number, vendors)
     settings = " ".join(f"{k.removeprefix('HETCCL_')}={v}" for k, v in made.env.items())
@@ -87,12 +89,15 @@ def one(seed: int, number: int, vendors: tuple[str, ...], seconds: float, only: 
 
 def report(failed: RankFailed, seed: int, number: int, vendors: tuple[str, ...]) -> None:
     print(failed)
-    last = [int(found[-1]) for r in failed.results if (found := re.findall(r"^draw (\d+)$", r.stdout, re.M))]
+    began = {r.rank: int(found[-1]) for r in failed.results if (found := re.findall(r"^draw (\d+)$", r.stdout, re.M))}
+    wrong = [began[r.rank] for r in failed.results if isinstance(r.error, AssertionError) and r.rank in began]
     again = f"python {os.path.relpath(__file__)} --seed {seed} --vendors {','.join(vendors)} --topology {number}"
-    print(f"FAULT: seed {seed}, topology {number}, draws {sorted(set(last))} (of each rank, the last that it began)")
-    if last:
-        print(f"  the draw alone:            {again} --draw {max(last)}")
-        print(f"  with those before it:      {again} --draws {max(0, min(last) - 10)}-{max(last)}")
+    print(f"FAULT: seed {seed}, topology {number}, draw {min(wrong or began.values(), default=0)}", end="; ")
+    print(f"the ranks began last: {began}")
+    if began:  # who found a wrong answer was in that draw; else whoever is furthest behind
+        first = min(wrong or began.values())
+        print(f"  the draw alone:            {again} --draw {first}")
+        print(f"  with those around it:      {again} --draws {max(0, first - 10)}-{max(began.values())}")
     print(f"  the whole make-up:         {again} --seconds {STAY:g}", flush=True)
 
 

@@ -40,11 +40,13 @@ def test_draws_reach_every_operation_and_type() -> None:
     assert reducing == set(draws.PAIRS)
 
 
-def test_a_wrong_answer_is_a_fault_with_its_draw(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_answer_is_a_fault_with_its_draw(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SOAK_SPOIL", "3")
     assert soak.soak(5, 20, ("host",)) == 1
     said = capsys.readouterr().out
-    assert "FAULT: seed 5, topology 0, draws [3]" in said
+    assert "FAULT: seed 5, topology 0, draw 3;" in said
     assert "--seed 5 --vendors host --topology 0 --draw 3" in said
     monkeypatch.delenv("SOAK_SPOIL")
     assert soak.main(["--seed", "5", "--vendors", "host", "--topology", "0", "--draw", "3", "--times", "1"]) == 0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 
 import hetccl
 from hetccl import errors
+from hetccl.core.config import Config
+from hetccl.core.store import open_store
 from hetccl.tables import DeviceTable
 from hetccl.testing.launch import run
 from hetccl.types import DType
@@ -72,7 +75,7 @@ def test_fresh_memory_is_poison(monkeypatch: pytest.MonkeyPatch, dtype: str) -> 
     with SimArray(vendor, 1001, dtype) as array:
         assert np.isnan(array.to_numpy()).all()
     with SimArray(vendor, 1001, DType.UINT16) as raw:
-        assert (raw.to_numpy() == 0xFFA5).all()
+        assert (raw.to_numpy() == 0xFFF5).all()
 
 
 def test_freed_memory_is_poison_for_work_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +89,7 @@ def test_freed_memory_is_poison_for_work_in_flight(monkeypatch: pytest.MonkeyPat
     array.close()
     table.flag_set(flag, 1, 0)
     table.stream_sync(stream)
-    assert (found.view(np.uint16) == 0xFFDE).all()
+    assert (found.view(np.uint16) == 0xFFFA).all()
     table.stream_destroy(stream)
     table.flag_free(flag)
 
@@ -101,14 +104,14 @@ def test_without_poison_work_in_flight_ends_well(monkeypatch: pytest.MonkeyPatch
     assert (found == 1).all()
 
 
-def overtakings(vendor: SimVendor, rounds: int = 60) -> int:
+def overtakings(vendor: SimVendor, rounds: int = 40) -> int:
     """How often a stream that got its work second ended first."""
     table = DeviceTable(vendor.device_table)
     streams, events = [table.stream_create() for _ in range(2)], [table.event_create() for _ in range(2)]
     target, found = table.alloc(64), 0
     for _ in range(rounds):
         for stream, event in zip(streams, events, strict=True):
-            for _ in range(6):
+            for _ in range(20):
                 table.memset(target, 1, 64, stream)
             table.event_record(event, stream)
         while not (first := table.event_query(events[0])) and not table.event_query(events[1]):
@@ -121,7 +124,7 @@ def overtakings(vendor: SimVendor, rounds: int = 60) -> int:
 
 def test_streams_overtake_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     disorderly = overtakings(open_vendor(monkeypatch, ORDER="adversarial", SEED="3"))
-    assert 5 <= disorderly <= 55
+    assert 4 <= disorderly <= 36
 
 
 def test_delays_are_as_long_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,17 +185,27 @@ def best(comm: Any, call: Any) -> float:
 
 
 def test_the_island_is_as_slow_as_asked() -> None:
-    nbytes, rate = 4 << 20, 100e6
-    found = run(slow_island, "sim-a:2", timeout=60, env={"HETCCL_SIM_RATE": "100M"}, args=(nbytes,))
-    for name, sent in {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 2}.items():
-        assert 0.95 < max(f[name] for f in found) / (sent * nbytes / rate) < 1.1, (name, found)
+    nbytes = 8 << 20
+    sent = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 2}
+    as_slow(slow_island, "sim-a:2", "HETCCL_SIM_RATE", nbytes, {name: n * nbytes for name, n in sent.items()})
 
 
 def test_the_border_is_as_slow_as_asked() -> None:
-    nbytes, rate = 8 << 20, 100e6
-    found = run(slow_border, "host@a:1,host@b:1", timeout=60, env={"HETCCL_BORDER_RATE": "100M"}, args=(nbytes,))
-    for name in ("broadcast", "swap"):  # a swap takes no longer: each way has the rate for itself
-        assert 0.9 < max(f[name] for f in found) / (nbytes / rate) < 1.1, (name, found)
+    nbytes = 16 << 20  # a swap takes no longer: each way has the rate for itself
+    as_slow(slow_border, "host@a:1,host@b:1", "HETCCL_BORDER_RATE", nbytes, {"broadcast": nbytes, "swap": nbytes})
+
+
+def as_slow(body: Any, ranks: str, variable: str, nbytes: int, sent: dict[str, int]) -> None:
+    """Never faster than 100 MB/s, and within 10 % of it where the machine has the time to keep it."""
+    ratios: dict[str, float] = {}
+    for _ in range(4):
+        found = run(body, ranks, timeout=60, env={variable: "100M"}, args=(nbytes,))
+        for name, n in sent.items():
+            ratios[name] = min(ratios.get(name, 9.0), max(f[name] for f in found) / (n / 100e6))
+        if max(ratios.values()) < 1.1:
+            break
+    busy = os.getloadavg()[0] > (os.cpu_count() or 1)
+    assert min(ratios.values()) > 0.95 and max(ratios.values()) < (2.5 if busy else 1.1), ratios
 
 
 def test_ranks_of_different_speed_do_not_meet() -> None:
@@ -203,18 +216,17 @@ def test_ranks_of_different_speed_do_not_meet() -> None:
 
 def opposite_orders(rank: int, size: int) -> str:
     """Two communicators, issued in opposite orders: how it ended."""
-    from hetccl.core.store import open_store
-
-    store = open_store(hetccl.core.config.Config.from_env().store, rank, size, 30)
+    store = open_store(Config.from_env().store, rank, size, 30)
     comms = [hetccl.Communicator(store, rank, size, name=name) for name in "ab"]
-    works = []
+    works, data = [], []  # type: ignore[var-annotated]
     try:
         for comm in comms if rank == 0 else comms[::-1]:
-            works.append(comm.all_reduce(SimArray(comm._joined.vendor, 64, "float32"), async_op=True))
+            data.append(np.full(64, 1 + rank, np.float32))
+            works.append(comm.all_reduce(data[-1], async_op=True))
             time.sleep(0.1)
         for work in works:
             work.wait()
-        return "done"
+        return "done" if all((d == 3).all() for d in data) else "wrong"
     except errors.HetcclError as error:
         return type(error).__name__
     finally:
@@ -225,4 +237,6 @@ def opposite_orders(rank: int, size: int) -> str:
 def test_opposite_orders_lock_a_device_that_runs_one_collective_at_a_time() -> None:
     assert run(opposite_orders, "sim-a:2", timeout=60) == ["done", "done"]
     env = {"HETCCL_SIM_ONE_AT_A_TIME": "1", "HETCCL_TIMEOUT": "3"}
-    assert "TimedOutError" in run(opposite_orders, "sim-a:2", timeout=60, env=env)
+    ended = run(opposite_orders, "sim-a:2", timeout=60, env=env)
+    assert "TimedOutError" in ended
+    assert set(ended) <= {"TimedOutError", "AbortedError", "PeerLostError"}  # a call that never ran is not done

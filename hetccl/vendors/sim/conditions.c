@@ -10,8 +10,8 @@
 
 #define HOLD_NS 2000000u                       /* how long a stream is held back for the favoured one */
 #define NAP_NS 10000000u                       /* a sleeper looks for the end of its device this often */
-#define FRESH 0xFFA5u                          /* NaN in float16, bfloat16, and, repeated, in float32 and float64 */
-#define FREED 0xFFDEu
+#define FRESH 0xFFF5u                          /* NaN in float16, bfloat16, and, repeated, in float32 and float64 */
+#define FREED 0xFFFAu
 
 static uint64_t draw(hetccl_sim_device *d);
 static int over(hetccl_sim_device *d, const _Atomic int *given_up);
@@ -38,7 +38,7 @@ void hetccl_sim_disturb(hetccl_sim_device *d, const void *stream)
         return;
     uintptr_t me = (uintptr_t)stream;
     uint64_t r = draw(d);
-    if (r % 8 == 0) {
+    if (r % 4 == 0) {
         atomic_store_explicit(&x->favours, 1 + (uint32_t)(r >> 8) % 16, memory_order_relaxed);
         atomic_store_explicit(&x->favourite, me, memory_order_relaxed);
     }
@@ -47,6 +47,8 @@ void hetccl_sim_disturb(hetccl_sim_device *d, const void *stream)
             hetccl_sim_idle(d, stream);
         return;
     }
+    if (r % 4 == 1)                            /* lets others come that are not there yet */
+        sleep_until(d, hetccl_now_ns() + (r >> 8) % (HOLD_NS / 2), NULL);
     uint64_t until = hetccl_now_ns() + HOLD_NS;
     const struct timespec nap = {0, 20000};
     for (;;) {

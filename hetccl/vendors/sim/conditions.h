@@ -34,7 +34,7 @@ void hetccl_sim_disturb(struct hetccl_sim_device *d, const void *stream);
 /* `stream` has nothing to do: others need not wait for it. */
 void hetccl_sim_idle(struct hetccl_sim_device *d, const void *stream);
 
-/* Makes `nbytes` of memory NaNs in every floating-point type of two bytes or more: 0xFFA5 fresh, 0xFFDE freed. */
+/* Makes `nbytes` of memory NaNs in every floating-point type of two bytes or more: 0xFFF5 fresh, 0xFFFA freed. */
 void hetccl_sim_poison(const struct hetccl_sim_device *d, void *at, size_t nbytes, int freed);
 
 /* One at a time: waits until no other collective runs on the device. Blocks until then, the device stops, its deadline

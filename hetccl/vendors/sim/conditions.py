@@ -27,8 +27,8 @@ DELAY = Option(
 )
 ORDER = Option(
     "HETCCL_SIM_ORDER",
-    '"fair", or "adversarial": one stream after another is favoured and the others are held back, up to 2 ms a piece of '
-    "work, so that independent streams overtake each other in every way.",
+    '"fair", or "adversarial": one stream after another is favoured and the others are held back, up to 2 ms a piece '
+    "of work, so that independent streams overtake each other in every way.",
     "fair",
 )
 POISON = Option(
@@ -36,8 +36,8 @@ POISON = Option(
 )
 RATE = Option(
     "HETCCL_SIM_RATE",
-    "Bytes a second that one rank's link inside the island carries, each way: 400M is 400 million. Equal on all ranks of "
-    "an island. 0: as fast as the machine is.",
+    "Bytes a second that one rank's link inside the island carries, each way: 400M is 400 million. Equal on all ranks "
+    "of an island. 0: as fast as the machine is.",
     "0",
 )
 ONE_AT_A_TIME = Option(
@@ -134,8 +134,7 @@ def _quantity(base: int) -> Callable[[str], int]:
         match = re.fullmatch(r"(\d+)([kmg]?)", text)
         if not match:
             raise ValueError
-        scale: int = base ** " kmg".index(match[2] or " ")
-        return int(match[1]) * scale
+        return int(match[1]) * int(base ** " kmg".index(match[2] or " "))
 
     return parse
 

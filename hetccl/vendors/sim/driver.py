@@ -126,15 +126,15 @@ class SimVendor(Vendor):
         if name + mark != self._label():
             found = name.decode(errors="replace")
             raise VendorError(f"{self.name}: create_comm got an id that {found} made; a communicator holds ranks of "
-                              f"{self._label()[:-1].decode()} only", vendor=self.name, call="create_comm", code=_INVALID)
+                              f"{self._label()[:-1].decode()} only", vendor=self.name, call="create_comm",
+                              code=_INVALID)
         return self.device.create_comm(rank, size, island_id, timeout)
 
     def describe(self) -> str:
         return f"{self.name} {VERSION} (pretend accelerator; {self.personality.text}{self.conditions.describe()})"
 
     def _label(self) -> bytes:
-        """Goes before every id. Ranks at different speeds would not meet in the same calls, so the speed is part of
-        it."""
+        """Goes before every id. Ranks at different speeds would not meet in the same calls, so it says the speed."""
         rate = f" at {self.conditions.rate / 1e6:g} MB/s" if self.conditions.rate else ""
         return f"{self.name}{rate}".encode() + b"\0"
 
