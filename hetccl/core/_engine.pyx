@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine as Python sees it: compiled plans, a communicator's C half, works in flight. No policy lives here."""
-
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, uint64_t, uintptr_t
@@ -14,7 +13,7 @@ from hetccl.tables.ccl cimport CclTable
 from hetccl.tables.device cimport DeviceTable
 from hetccl.tables.transport cimport TransportTable
 
-from threading import Lock
+from threading import RLock
 
 from hetccl import errors
 from hetccl.types import Op, RedOp
@@ -57,7 +56,7 @@ cdef class Core:
 
     def set_device(self, DeviceTable device, CclTable ccl, uintptr_t ccl_comm, int island_rank, list local_mates,
                    int local_ranks, bint check):
-        """Device and vendor library; `local_mates`: ranks of the island, this one too, that share the board."""
+        """Device and vendor library; `local_mates`: ranks of the island, this one too, that share the board, in turn."""
         cdef int i
         self.keep += [device, ccl]
         self.c.dev, self.c.dev_ctx = &device.ops, device.ctx
@@ -69,6 +68,8 @@ cdef class Core:
         self.c.island_ranks = <int32_t *>calloc(max(1, len(local_mates)), sizeof(int32_t))
         for i, rank in enumerate(local_mates):
             self.c.island_ranks[i] = rank
+        i = local_mates.index(self.c.rank)
+        self.c.turn_before, self.c.turn_after = local_mates[i - 1] if i else -1, i + 1 < len(local_mates)
         self.c.pauses, self.c.check = hetccl_wait_pauses(local_ranks), check
         device.ops.bind_thread(device.ctx)
         if not self.c.host_memory:
@@ -145,7 +146,7 @@ cdef class Core:
         return False
 
     cdef uint64_t deadline(self, double timeout):
-        return hetccl_now_ns() + <uint64_t>((timeout if timeout > 0 else self.timeout) * 1e9)
+        return hetccl_now_ns() + nanoseconds(timeout if timeout > 0 else self.timeout)
 
     cdef int usable(self) except -1:
         if self.forked:
@@ -174,10 +175,9 @@ cdef class Core:
         self.operations[op] = self.operations.get(op, 0) + 1
         self.drive(w)
         rc = w.status
-        if rc:
-            hx_work_put(self.c, w)
-            raise self.error(rc)
         hx_work_put(self.c, w)
+        if rc:
+            raise self.error(rc)
         return 0
 
     cdef int drive(self, hx_work *w) except -1:
@@ -197,8 +197,8 @@ cdef class Core:
                 raise
 
     cpdef Work post(self, int op, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, int dtype, int redop, int root, int tag,
-                    double timeout, object keep, double factor=1.0, object shape=None):
-        """Starts an operation. `keep` is held until it has ended. Send and receive: `root` is the peer (-1: any)."""
+                    double timeout, object keep, object finish, double factor=1.0, object shape=None):
+        """Starts an operation. `keep` is held until it has ended; then `finish` runs. Send, receive: `root` is the peer (-1: any)."""
         cdef hx_work *w
         cdef int rc
         cdef CompiledPlan plan
@@ -209,7 +209,9 @@ cdef class Core:
             plan = self.plan(op, dtype, redop, root, count, shape)
             w = self.collective(plan, in_ptr, out_ptr, count, timeout, factor)
             keep = (keep, plan)
-        work.core, work.w, work.keep = self, w, keep
+        work.core, work.w, work.keep, work.finish = self, w, keep, finish
+        if finish is not None:
+            work.finishing = RLock()
         w.asynchronous, w.owner = 1, <void *>work
         self.in_flight.add(work)
         with nogil:
@@ -266,8 +268,9 @@ cdef class Core:
             self.c.n_fail_ranks = min(len(ranks), 8)
             for i in range(self.c.n_fail_ranks):
                 self.c.fail_ranks[i] = ranks[i]
-        cdef bytes b = said.encode()
-        cdef const char *p = b
+        cdef const char *p
+        held = said.encode()
+        p = held
         with nogil:
             hx_fail(self.c, status, p)
             hx_kick(self.c)
@@ -300,21 +303,14 @@ cdef class Core:
 
     def counters(self):
         cdef int i
-        return {
-            "vendor_calls": [self.c.vendor_calls[i] for i in range(7)],
-            "border_sent": self.c.border_sent,
-            "staged_bytes": self.c.staged_bytes,
-        }
+        return {"vendor_calls": [self.c.vendor_calls[i] for i in range(7)], "border_sent": self.c.border_sent,
+                "staged_bytes": self.c.staged_bytes}
 
     def board_calls(self):
         """What each rank of this host called last: (rank, op, dtype, redop, root, count, sequence)."""
-        cdef hx_call *e
-        cdef int r
-        out = []
-        for r in range(self.c.size if self.c.board != NULL else 0):
-            e = &self.c.board.entry[r].now
-            out.append((r, e.op, e.dtype, e.redop, e.root, e.count, e.sequence))
-        return out
+        cdef hx_entry *e = self.c.board.entry if self.c.board != NULL else NULL
+        return [(r, e[r].now.op, e[r].now.dtype, e[r].now.redop, e[r].now.root, e[r].now.count, e[r].now.sequence)
+                for r in range(self.c.size if e != NULL else 0)]
 
     @property
     def aborted_by(self):
@@ -332,8 +328,8 @@ cdef class Core:
         self.forked = True
 
 
-@cython.no_gc_clear  # __dealloc__ needs `core`
 @cython.final
+@cython.no_gc_clear  # the collector must not take `core` away before __dealloc__ has given `w` back
 cdef class Work:
     """One operation in flight."""
 
@@ -342,8 +338,7 @@ cdef class Work:
     cdef object keep
     cdef list callbacks
     cdef bint completed
-    cdef object error
-    cdef object finish, finishing
+    cdef object error, finish, finishing
     cdef public object attachment  # for layers above: whatever must live as long as the work
 
     def __dealloc__(self):
@@ -355,7 +350,7 @@ cdef class Work:
 
         When the time is up `TimedOutError` is raised and the operation goes on.
         """
-        cdef uint64_t until = hetccl_now_ns() + (<uint64_t>(timeout * 1e9) if timeout else LONG_AGO)
+        cdef uint64_t until = hetccl_now_ns() + (LONG_AGO if timeout is None else nanoseconds(timeout))
         cdef uint64_t now, some
         while not self.w.finished:
             now = hetccl_now_ns()
@@ -366,30 +361,29 @@ cdef class Work:
                 hx_drive(self.core.c, self.w, some)
             if not self.w.finished:
                 PyErr_CheckSignals()
+        self.settle()
         error = self.exception()
         if error is not None:
             raise error
-        self.finish_once()
 
-    def set_finish(self, finish):
-        """Runs once before `wait` returns or callbacks run: copies back into a strided original."""
-        self.finish, self.finishing = finish, Lock()
-
-    cdef finish_once(self):
-        if self.finishing is not None:
-            with self.finishing:  # a second caller waits for the first
-                finish, self.finish = self.finish, None
-                if finish is not None and self.w.status == 0:
-                    finish()
+    cdef settle(self):
+        """Runs `finish` once, in whoever comes first of the completion thread and the waiters; the others wait for it."""
+        if self.finish is None:
+            return
+        with self.finishing:
+            try:
+                if self.finish is not None and self.w.status == 0:
+                    self.finish()
+            except Exception as error:
+                self.error = error
+            self.finish = None
 
     def is_done(self):
-        return bool(self.w.finished)
+        return bool(self.w.finished) and self.finish is None
 
     def exception(self):
         """What the operation died of, None while it runs or if it went well."""
-        if not self.w.finished or self.w.status == 0:
-            return None
-        if self.error is None:
+        if self.is_done() and self.error is None and self.w.status:
             self.error = self.core.error(self.w.status)
         return self.error
 
@@ -401,7 +395,6 @@ cdef class Work:
     def add_done_callback(self, fn):
         """Calls fn(work) on the completion thread when the operation has ended; at once if it has."""
         if self.completed:
-            self.finish_once()
             fn(self)
         elif self.callbacks is None:
             self.callbacks = [fn]
@@ -409,9 +402,8 @@ cdef class Work:
             self.callbacks.append(fn)
 
     cdef complete(self):
-        self.completed = True
-        self.finish_once()
-        self.keep = None
+        self.settle()
+        self.keep, self.completed = None, True
         callbacks, self.callbacks = self.callbacks, None
         self.core.in_flight.discard(self)
         for fn in callbacks or ():
@@ -421,6 +413,10 @@ cdef class Work:
                 import logging
 
                 logging.getLogger("hetccl").exception("a callback of a completed operation raised")
+
+
+cdef uint64_t nanoseconds(double seconds):
+    return <uint64_t>(max(seconds, 0.0) * 1e9) if seconds < 1e9 else LONG_AGO
 
 
 cdef str text(const char *s):

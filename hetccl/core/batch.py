@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetccl.core.buffers import take
 from hetccl.core.work import Work
 from hetccl.errors import UsageError
 from hetccl.types import Op
@@ -80,7 +79,7 @@ def post_all(comm: Any, messages: Sequence[Send | Recv], timeout: float) -> Batc
             raise UsageError(f"message {i} of a batch is a {type(m).__name__}; pass Send or Recv")
         if m.peer is not None and (m.peer == comm.rank or not 0 <= m.peer < comm.size):
             raise UsageError(f"message {i} of a batch: peer {m.peer} is not another rank of this communicator")
-        buffers.append(take(m.buffer, isinstance(m, Recv), f"buffer of message {i}"))
+        buffers.append(comm._take(m.buffer, isinstance(m, Recv), f"buffer of message {i}"))
     works: dict[int, Work] = {}
     for sending in (False, True):
         for i, (m, b) in enumerate(zip(messages, buffers, strict=True)):
@@ -88,7 +87,5 @@ def post_all(comm: Any, messages: Sequence[Send | Recv], timeout: float) -> Batc
                 continue
             peer = -1 if m.peer is None else m.peer
             ends = (Op.SEND, b.ptr, 0) if sending else (Op.RECV, 0, b.ptr)
-            works[i] = comm.post(*ends, b.count, b.dtype, 0, peer, m.tag, timeout, b)
-            if b.finish is not None and not sending:
-                works[i].set_finish(b.finish)
+            works[i] = comm.post(*ends, b.count, b.dtype, 0, peer, m.tag, timeout, b, b.finish)
     return Batch([works[i] for i in range(len(buffers))])

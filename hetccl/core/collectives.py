@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hetccl.core.algorithms.common import Places
 from hetccl.core.arguments import block_counts, block_places, nothing, redop, same_size
 from hetccl.core.batch import Batch, Recv, Send, post_all
-from hetccl.core.buffers import Buffer, take
+from hetccl.core.buffers import Buffer
 from hetccl.core.coalesced import Packing
 from hetccl.core.work import Work
 from hetccl.errors import UsageError
@@ -29,6 +29,7 @@ class Collectives:
         _packing: Packing
 
         def _check_rank(self, rank: int, what: str) -> None: ...
+        def _take(self, array: Any, writable: bool, what: str) -> Buffer: ...
         def _collective(self, op: Op, inp: Buffer, out: Buffer, count: int, *more: Any, **named: Any) -> Any: ...
         def post(self, *args: Any, **named: Any) -> Work: ...
 
@@ -42,20 +43,20 @@ class Collectives:
         """
         self._check_rank(root, "root")
         at_root = self.rank == root
-        inp = take(input, at_root and output is None, "input")
+        inp = self._take(input, at_root and output is None, "input")
         out = nothing(inp.dtype)
         if at_root:
-            out = inp if output is None else take(output, True, "output")
+            out = inp if output is None else self._take(output, True, "output")
             same_size(inp, out, 1, "reduce")
         return self._collective(Op.REDUCE, inp, out, inp.count, redop(op), root, async_op, timeout, 0, factor)
 
     def gather(self, input: Any, output: Any, root: int, *, async_op: bool = False, timeout: float = 0) -> Work | None:
         """`output` of rank `root` (size times `input`) gets the inputs of all ranks in rank order; others pass None."""
         self._check_rank(root, "root")
-        inp = take(input, False, "input")
+        inp = self._take(input, False, "input")
         out = nothing(inp.dtype)
         if self.rank == root:
-            out = take(output, True, "output")
+            out = self._take(output, True, "output")
             same_size(inp, out, self.size, "gather")
         at = self.rank * inp.nbytes
         return self._collective(Op.GATHER, inp, out, inp.count, RedOp.SUM, root, async_op, timeout, at)
@@ -63,17 +64,17 @@ class Collectives:
     def scatter(self, input: Any, output: Any, root: int, *, async_op: bool = False, timeout: float = 0) -> Work | None:
         """`input` of rank `root` is size times `output`; rank r gets block r of it. The other ranks' input is None."""
         self._check_rank(root, "root")
-        out = take(output, True, "output")
+        out = self._take(output, True, "output")
         inp = nothing(out.dtype)
         if self.rank == root:
-            inp = take(input, False, "input")
+            inp = self._take(input, False, "input")
             same_size(out, inp, self.size, "scatter", "output", "input")
         at = self.rank * out.nbytes
         return self._collective(Op.SCATTER, inp, out, out.count, RedOp.SUM, root, async_op, timeout, at)
 
     def all_to_all(self, input: Any, output: Any, *, async_op: bool = False, timeout: float = 0) -> Work | None:
         """Both hold one block a rank: block q of `input` goes to rank q, block q of `output` comes from there."""
-        inp, out = take(input, False, "input"), take(output, True, "output")
+        inp, out = self._take(input, False, "input"), self._take(output, True, "output")
         same_size(inp, out, 1, "all_to_all")
         if inp.count % self.size:
             raise UsageError(f"all_to_all: {inp.count} elements cannot be cut into {self.size} equal blocks")
@@ -92,7 +93,7 @@ class Collectives:
         blocks is left alone. Border bytes: (C-1) times the sum of all blocks, with C islands.
         """
         lengths = block_counts(counts, self.size, "all_gather_v")
-        inp, out = take(input, False, "input"), take(output, True, "output")
+        inp, out = self._take(input, False, "input"), self._take(output, True, "output")
         starts = block_places(displacements, lengths, out, "all_gather_v", "output")
         block_places(None, (lengths[self.rank],), inp, "all_gather_v", "input")
         at = starts[self.rank] * inp.dtype.itemsize
@@ -109,11 +110,11 @@ class Collectives:
         """
         self._check_rank(root, "root")
         lengths = block_counts(counts, self.size, "gather_v")
-        inp = take(input, False, "input")
+        inp = self._take(input, False, "input")
         block_places(None, (lengths[self.rank],), inp, "gather_v", "input")
         out, starts = nothing(inp.dtype), (0,) * self.size
         if self.rank == root:
-            out = take(output, True, "output")
+            out = self._take(output, True, "output")
             starts = block_places(displacements, lengths, out, "gather_v", "output")
         at = starts[self.rank] * inp.dtype.itemsize
         shape = (lengths, Places((0,), starts))
@@ -129,11 +130,11 @@ class Collectives:
         """
         self._check_rank(root, "root")
         lengths = block_counts(counts, self.size, "scatter_v")
-        out = take(output, True, "output")
+        out = self._take(output, True, "output")
         block_places(None, (lengths[self.rank],), out, "scatter_v", "output")
         inp, starts = nothing(out.dtype), (0,) * self.size
         if self.rank == root:
-            inp = take(input, False, "input")
+            inp = self._take(input, False, "input")
             starts = block_places(displacements, lengths, inp, "scatter_v", "input")
         at = starts[self.rank] * out.dtype.itemsize
         shape = (lengths, Places(starts, (0,)))
@@ -148,7 +149,7 @@ class Collectives:
         Border bytes: (C-1) times the sum of all blocks, with C islands.
         """
         lengths = block_counts(counts, self.size, "reduce_scatter_v")
-        inp, out = take(input, False, "input"), take(output, True, "output")
+        inp, out = self._take(input, False, "input"), self._take(output, True, "output")
         starts = block_places(displacements, lengths, inp, "reduce_scatter_v", "input")
         block_places(None, (lengths[self.rank],), out, "reduce_scatter_v", "output")
         at = starts[self.rank] * out.dtype.itemsize
@@ -168,7 +169,7 @@ class Collectives:
         """
         n, me = self.size, self.rank
         lengths = block_counts(counts, n * n, "all_to_all_v")
-        inp, out = take(input, False, "input"), take(output, True, "output")
+        inp, out = self._take(input, False, "input"), self._take(output, True, "output")
         sent, received = lengths[me * n : (me + 1) * n], lengths[me::n]
         starts = block_places(in_displacements, sent, inp, "all_to_all_v", "input")
         ends = block_places(out_displacements, received, out, "all_to_all_v", "output")
@@ -193,7 +194,7 @@ class Collectives:
         timeout: float = 0,
     ) -> Work | None:  # fmt: skip
         """One all_reduce over many tensors of one dtype, each in place: packed, reduced by one plan, unpacked."""
-        parts = [take(t, True, f"tensor {i}") for i, t in enumerate(tensors)]
+        parts = [self._take(t, True, f"tensor {i}") for i, t in enumerate(tensors)]
         if len({p.dtype for p in parts}) > 1:
             raise UsageError("all_reduce_coalesced: all tensors must have one dtype")
         if not parts:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hetccl.core import lifecycle, log, registry
@@ -91,7 +91,8 @@ class Communicator(Collectives):
         self._core = Core(self.rank, self.size, self._planner.plan, failures, self.timeout)
         island = joined.topology.island_of(self.rank)
         here = joined.topology.host_ids
-        mates = [r for r in island.ranks if here[r] == here[self.rank]]
+        turns = {r: joined.records[r].process for r in island.ranks}
+        mates = sorted((r for r in island.ranks if here[r] == here[self.rank]), key=lambda r: turns[r])
         self._core.set_device(
             joined.device, joined.ccl, joined.ccl_comm, island.ranks.index(self.rank), mates,
             len(joined.control.local_ranks), config.check != "off",
@@ -121,20 +122,20 @@ class Communicator(Collectives):
 
         `factor` is this rank's own, for op "premul_sum": its input is multiplied by it first.
         """
-        inp = take(input, output is None, "input")
-        out = inp if output is None else take(output, True, "output")
+        inp = self._take(input, output is None, "input")
+        out = inp if output is None else self._take(output, True, "output")
         same_size(inp, out, 1, "all_reduce")
         return self._collective(Op.ALL_REDUCE, inp, out, inp.count, redop(op), 0, async_op, timeout, 0, factor)
 
     def broadcast(self, buffer: Any, root: int, *, async_op: bool = False, timeout: float = 0) -> Work | None:
         """Copies `buffer` of rank `root` to all ranks' `buffer`."""
         self._check_rank(root, "root")
-        out = take(buffer, self.rank != root, "buffer")
+        out = self._take(buffer, self.rank != root, "buffer")
         return self._collective(Op.BROADCAST, out, out, out.count, RedOp.SUM, root, async_op, timeout, 0)
 
     def all_gather(self, input: Any, output: Any, *, async_op: bool = False, timeout: float = 0) -> Work | None:
         """`output` (size times `input`) gets the inputs of all ranks in rank order."""
-        inp, out = take(input, False, "input"), take(output, True, "output")
+        inp, out = self._take(input, False, "input"), self._take(output, True, "output")
         same_size(inp, out, self.size, "all_gather")
         return self._collective(
             Op.ALL_GATHER, inp, out, inp.count, RedOp.SUM, 0, async_op, timeout, self.rank * inp.nbytes
@@ -145,7 +146,7 @@ class Communicator(Collectives):
         timeout: float = 0,
     ) -> Work | None:  # fmt: skip
         """`input` is size times `output`; rank r gets block r of the combined inputs."""
-        inp, out = take(input, False, "input"), take(output, True, "output")
+        inp, out = self._take(input, False, "input"), self._take(output, True, "output")
         same_size(out, inp, self.size, "reduce_scatter", "output", "input")
         return self._collective(
             Op.REDUCE_SCATTER, inp, out, out.count, redop(op), 0, async_op, timeout, self.rank * out.nbytes, factor
@@ -153,7 +154,7 @@ class Communicator(Collectives):
 
     def barrier(self, *, async_op: bool = False, timeout: float = 0) -> Work | None:
         """Returns when all ranks have called it."""
-        token = take(bytearray(4), True, "token")
+        token = self._take(bytearray(4), True, "token")
         token.dtype, token.count = DType.INT32, 1
         return self._collective(Op.ALL_REDUCE, token, token, 1, RedOp.SUM, 0, async_op, timeout, 0)
 
@@ -161,17 +162,17 @@ class Communicator(Collectives):
 
     def send(self, buffer: Any, peer: int, tag: int = 0, *, async_op: bool = False, timeout: float = 0) -> Work | None:
         """Sends `buffer` to `peer`'s receive with the same tag. Messages with one tag arrive in order."""
-        b = take(buffer, False, "buffer")
+        b = self._take(buffer, False, "buffer")
         return self._ended(self.post(Op.SEND, b.ptr, 0, b.count, b.dtype, 0, peer, tag, timeout, b), async_op)
 
     def recv(
         self, buffer: Any, peer: int | None = None, tag: int = 0, *, async_op: bool = False, timeout: float = 0
     ) -> Work | None:
         """Receives into `buffer` from `peer` (None: whoever sends first). `Work.source_rank` says who it was."""
-        b = take(buffer, True, "buffer")
+        b = self._take(buffer, True, "buffer")
         source = -1 if peer is None else peer
-        work = self.post(Op.RECV, 0, b.ptr, b.count, b.dtype, 0, source, tag, timeout, b)
-        return self._ended(_finishing(work, b), async_op)
+        work = self.post(Op.RECV, 0, b.ptr, b.count, b.dtype, 0, source, tag, timeout, b, b.finish)
+        return self._ended(work, async_op)
 
     # ---- the same by address, for layers that have their own arrays
 
@@ -197,11 +198,12 @@ class Communicator(Collectives):
 
     def post(
         self, op: int, in_ptr: int, out_ptr: int, count: int, dtype: int, redop: int = 0, root: int = 0, tag: int = 0,
-        timeout: float = 0, keep: Any = None, factor: float = 1.0,
+        timeout: float = 0, keep: Any = None, finish: Callable[[], None] | None = None, factor: float = 1.0,
     ) -> Work:  # fmt: skip
         """The same, asynchronous; also SEND (from `in_ptr` to rank `root`) and RECV (into `out_ptr`, rank -1: any).
 
-        `keep` is held until the operation has ended, whatever becomes of the returned work.
+        `keep` is held until the operation has ended, whatever becomes of the returned work; `finish` runs once when it
+        has ended well.
         """
         if op == Op.SEND:
             self._check_rank(root, "peer")
@@ -214,7 +216,7 @@ class Communicator(Collectives):
             self._check_rank(root, "peer")
             if root == self.rank:
                 raise UsageError(f"rank {self.rank} cannot receive from itself")
-        return self._core.post(op, in_ptr, out_ptr, count, dtype, redop, root, tag, timeout, keep, factor)
+        return self._core.post(op, in_ptr, out_ptr, count, dtype, redop, root, tag, timeout, keep, finish, factor)
 
     # ---- what happened
 
@@ -334,8 +336,8 @@ class Communicator(Collectives):
                 out.finish()
             return None
         keep = (inp, out)
-        work = self._core.post(op, inp.ptr, out.ptr, count, inp.dtype, redop, root, 0, timeout, keep, factor, shape)
-        return _finishing(work, out)
+        ends = (op, inp.ptr, out.ptr, count, inp.dtype, redop, root, 0, timeout)
+        return self._core.post(*ends, keep, out.finish, factor, shape)
 
     def _ended(self, work: Work, async_op: bool) -> Work | None:
         if async_op:
@@ -350,6 +352,15 @@ class Communicator(Collectives):
         else:
             self._core.add_link(link.peer, table, link.endpoint)
             self._endpoints[link.peer] = (transport.name, link.endpoint)
+
+    def _take(self, array: Any, writable: bool, what: str) -> Buffer:
+        buffer = take(array, writable, what)
+        device = self._joined.device
+        if buffer.place and buffer.nbytes and (device.host_memory or not device.owns(buffer.ptr, buffer.nbytes)):
+            raise UsageError(
+                f"{what} is memory of {buffer.place}, not of rank {self.rank}'s vendor {self.vendor}: copy it there"
+            )
+        return buffer
 
     def _check_rank(self, rank: int, what: str) -> None:
         if not 0 <= rank < self.size:
@@ -431,7 +442,3 @@ def init(**options: Any) -> Communicator:
     return Communicator(open_store(url, rank, size, config.timeout), rank, size, **options)
 
 
-def _finishing(work: Work, buffer: Buffer) -> Work:
-    if buffer.finish is not None:
-        work.set_finish(buffer.finish)
-    return work

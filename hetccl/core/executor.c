@@ -235,11 +235,14 @@ int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
         a.count = n * hetccl_dtype_size(a.dtype);
         a.dtype = HETCCL_UINT8;
     }
-    if (!c->streaming && c->check && c->board && c->n_island_local > 1) {
+    int in_turn = !c->streaming && c->board && c->n_island_local > 1 && (c->ccl->caps & HETCCL_CCL_ONE_AT_A_TIME);
+    if (in_turn || (!c->streaming && c->check && c->board && c->n_island_local > 1)) {
         int who = -1;
         hx_call call = {w->plan->op, w->plan->dtype, w->plan->redop, w->plan->root, w->count, w->sequence, w->fingerprint};
         int rc = hx_board_meet(c->board, c->rank, c->island_ranks, c->n_island_local, ++c->meets, &call, c->pauses,
                                w->deadline_ns, &c->aborted, &who);
+        if (rc == HETCCL_OK && in_turn)
+            rc = hx_turn_take(c, w, &who);
         if (rc != HETCCL_OK) {
             c->fail_ranks[0] = who;
             c->n_fail_ranks = who >= 0;
@@ -251,12 +254,13 @@ int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
         [HX_ALL_REDUCE] = c->ccl->all_reduce, [HX_REDUCE_SCATTER] = c->ccl->reduce_scatter,
         [HX_ALL_GATHER] = c->ccl->all_gather, [HX_BROADCAST] = c->ccl->broadcast, [HX_REDUCE] = c->ccl->reduce,
         [HX_ALL_TO_ALL] = c->ccl->all_to_all, [HX_TRANSFER] = c->island_rank == s->root ? c->ccl->send : c->ccl->recv};
-    if (s->kind == HX_TRANSFER && c->island_rank != s->root && c->island_rank != s->to)
-        return HETCCL_OK;
+    int takes_part = s->kind != HX_TRANSFER || c->island_rank == s->root || c->island_rank == s->to;
     if (s->kind == HX_TRANSFER && c->island_rank == s->root)
         a.peer = s->to;
-    int rc = call_of[s->kind](c->ccl_ctx, &a);
-    atomic_fetch_add_explicit(&c->vendor_calls[s->kind], 1, memory_order_relaxed);
+    int rc = takes_part ? call_of[s->kind](c->ccl_ctx, &a) : HETCCL_OK;
+    if (in_turn)
+        hx_turn_give();
+    atomic_fetch_add_explicit(&c->vendor_calls[s->kind], (uint64_t)takes_part, memory_order_relaxed);
     if (rc != HETCCL_OK)
         snprintf(w->text, sizeof w->text, "%s", c->ccl->last_error(c->ccl_ctx));
     return rc;
@@ -381,6 +385,8 @@ int hx_work_progress(hx_work *w, int inline_calls)
     }
     if (!c->host_memory)
         moved |= poll_events(c, w);
+    if (c->island_aborted)                  /* events behind an aborted call are reached, but what they promise is not there */
+        return moved;
     do {
         any = 0;
         for (int l = 0; l < HX_LANES; l++) {

@@ -100,7 +100,7 @@ typedef struct hx_comm {
     const hetccl_ccl_ops *ccl;
     void *ccl_ctx, *ccl_comm;
     int32_t island_size, island_rank;
-    int32_t *island_ranks;             /* ranks of my island that share my board */
+    int32_t *island_ranks;             /* ranks of my island that share my board, in the order of their processes: turns.c */
     int32_t n_island_local;
     int host_memory, streaming;        /* of the device; of the ccl */
     void *stream;
@@ -109,7 +109,8 @@ typedef struct hx_comm {
     hx_transport transports[HX_TRANSPORTS];
     int32_t n_transports;
     hx_board *board;
-    uint32_t meets;
+    uint32_t meets, turns;
+    int32_t turn_before, turn_after;   /* the rank whose process is taken before mine, -1: none; whether another follows */
     /* scratch, grown between works */
     char *device_scratch, *host_scratch, *staged_in, *staged_out;
     size_t device_cap, host_cap, staged_in_cap, staged_out_cap;
@@ -176,6 +177,13 @@ char *hx_address(hx_work *w, const hx_slice *s, int64_t segment, size_t *n);
 /* ---- flows.c */
 void hx_flows_begin(hx_work *w, const hx_step *s, int64_t segment);
 int hx_flows_progress(hx_work *w, const hx_step *s, int *moved);   /* HETCCL_OK when all are done */
+
+/* ---- turns.c */
+/* Takes this process for a call of a library that makes one at a time, after a meeting. Blocks until the ranks before have
+ * theirs and no other call runs here, at most up to the work's deadline; *who: for whom it waited, -1: for another call. */
+int hx_turn_take(hx_comm *c, const hx_work *w, int *who);
+void hx_turn_give(void);
+void hx_turns_after_fork(void);
 
 /* ---- lane.c */
 int hx_lane_post(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment);

@@ -37,6 +37,7 @@ class Record:
     max_message: dict[str, int]
     wire: tuple[int, int] = (1, 1)  # lowest and highest version spoken
     calls: int = 0  # which optional calls the vendor's library has: bits ALL_TO_ALL, TRANSFER
+    process: tuple[int, int] = (0, 0)  # different for every process, also where several have one pid
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -44,6 +45,7 @@ class Record:
             "island_key": list(self.island_key),
             "reduce_mask": list(self.reduce_mask),
             "wire": list(self.wire),
+            "process": list(self.process),
         }
 
     @staticmethod
@@ -52,6 +54,7 @@ class Record:
         data["island_key"] = tuple(data["island_key"])
         data["reduce_mask"] = tuple(data["reduce_mask"])
         data["wire"] = tuple(data["wire"])
+        data["process"] = tuple(data["process"])
         return Record(**data)
 
 
