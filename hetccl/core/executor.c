@@ -255,14 +255,13 @@ int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
         [HX_ALL_REDUCE] = c->ccl->all_reduce, [HX_REDUCE_SCATTER] = c->ccl->reduce_scatter,
         [HX_ALL_GATHER] = c->ccl->all_gather, [HX_BROADCAST] = c->ccl->broadcast, [HX_REDUCE] = c->ccl->reduce,
         [HX_ALL_TO_ALL] = c->ccl->all_to_all, [HX_TRANSFER] = c->island_rank == s->root ? c->ccl->send : c->ccl->recv};
-    if (s->kind == HX_TRANSFER && c->island_rank != s->root && c->island_rank != s->to)
-        return HETCCL_OK;
+    int takes_part = s->kind != HX_TRANSFER || c->island_rank == s->root || c->island_rank == s->to;
     if (s->kind == HX_TRANSFER && c->island_rank == s->root)
         a.peer = s->to;
-    int rc = call_of[s->kind](c->ccl_ctx, &a);
+    int rc = takes_part ? call_of[s->kind](c->ccl_ctx, &a) : HETCCL_OK;
     if (in_turn)
         hx_turn_give();
-    atomic_fetch_add_explicit(&c->vendor_calls[s->kind], 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&c->vendor_calls[s->kind], (uint64_t)takes_part, memory_order_relaxed);
     if (rc != HETCCL_OK)
         snprintf(w->text, sizeof w->text, "%s", c->ccl->last_error(c->ccl_ctx));
     return rc;
