@@ -31,9 +31,7 @@ static void free_work(hx_work *w)
 {
     for (int i = 0; i < w->n_events; i++)
         w->comm->dev->event_destroy(w->comm->dev_ctx, w->events[i]);
-    free(w->done);
-    free(w->flow);
-    free(w);
+    free(w->done), free(w->flow), free(w);
 }
 
 /* After the last work has ended. Waits for the lane thread unless its call was abandoned. */
@@ -396,9 +394,9 @@ int hx_comm_sleep(hx_comm *c, uint64_t ns)
     for (int i = 0; i < c->n_transports; i++)
         c->transports[i].ops->disarm(c->transports[i].ctx);
     atomic_store_explicit(&c->sleeping, 0, memory_order_seq_cst);
-    uint64_t drained;
-    if (q[0].revents && read(c->kick_fd, &drained, sizeof drained) < 0)
-        return awake;
+    uint64_t kicks;
+    if (q[0].revents && read(c->kick_fd, &kicks, sizeof kicks) < 0)
+        awake = 1;
     return awake;
 }
 
