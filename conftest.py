@@ -21,12 +21,19 @@ HARDWARE = ("gpu", "rdma")
 SHM = Path("/dev/shm")
 # Taken out of the environment, so that the programs under test do not see a variable that is none of theirs.
 STRICT = os.environ.pop("HETCCL_TEST_STRICT", "") not in ("", "0")
+FULL = os.environ.pop("HETCCL_TEST_FULL", "") not in ("", "0")
 
 
 @pytest.fixture(scope="session")
 def require() -> Callable[[object, str, str], None]:
     """`require(found, what, remedy)`: skips unless `found`, e.g. require(path, "oneCCL", "hetccl fetch oneccl")."""
     return _require
+
+
+@pytest.fixture(scope="session")
+def full() -> bool:
+    """Whether long tests run all that they have (HETCCL_TEST_FULL=1, tox -e full), not a seeded sample."""
+    return FULL
 
 
 def _require(found: object, what: str, remedy: str) -> None:

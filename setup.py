@@ -26,10 +26,13 @@ HEADERS = glob.glob("hetccl/**/*.h", recursive=True)
 NATIVE = "hetccl/native/"
 # Not named as the .pyx beside them: Cython would write its output over them.
 COMBINE = NATIVE + "combine_impl.c"
-SIM = tuple(f"hetccl/vendors/sim/{name}.c" for name in ("memory", "stream", "event", "work", "device", "ccl"))
+SIM = tuple(f"hetccl/vendors/sim/{name}.c" for name in ("memory", "stream", "event", "work", "device", "ccl",
+                                                       "conditions"))
 ISLAND = (*(NATIVE + f"island_{part}.c" for part in ("region", "impl", "small", "p2p")), COMBINE)
 ENGINE = tuple(
-    f"hetccl/core/{name}.c" for name in ("executor", "streamed", "flows", "comm", "lane", "progress", "p2p", "p2p_wire", "board")
+    f"hetccl/core/{name}.c"
+    for name in ("executor", "streamed", "flows", "comm", "waiting", "lane", "progress", "p2p", "p2p_wire", "board",
+                 "turns")
 )
 
 
@@ -62,6 +65,7 @@ EXTENSIONS = [
               "hetccl/transports/shm/link.c"),
     extension("hetccl.core._plans"),
     extension("hetccl.core._board", "hetccl/core/board.c"),
+    extension("hetccl.core._shaping", "hetccl/core/shaping.c"),
     extension("hetccl.core._engine", *ENGINE, COMBINE, libraries=("pthread",)),
     extension("hetccl.torch._glue"),
     extension("hetccl.torch._work"),

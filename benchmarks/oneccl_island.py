@@ -77,8 +77,9 @@ def run(side: str, n: int, work: str, program: str, folder: str, number: int) ->
         env["HETCCL_STORE"] = f"file://{work}/store{number}"
         settings = {"CCL_WORKER_OFFLOAD": "0", "CCL_ATL_SHM": "1", "CCL_LOG_LEVEL": "error", "CCL_KVS_IFACE": "lo"}
         env |= {**settings, "FI_PROVIDER_PATH": folder, "FI_TCP_IFACE": "lo"}
-        ours_command = [sys.executable, __file__, "--one-rank"]
-        command = ours_command if side == "hetccl" else [program, folder, str(rank), str(n), f"{work}/id{number}", *plan]
+        command = [sys.executable, __file__, "--one-rank"]
+        if side == "direct":
+            command = [program, folder, str(rank), str(n), f"{work}/id{number}", *plan]
         procs.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
     outputs = [p.communicate(timeout=120)[0] for p in procs]
     if any(p.returncode for p in procs):

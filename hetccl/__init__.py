@@ -21,6 +21,7 @@ from hetccl.errors import (
     ClosedError,
     ConfigError,
     HetcclError,
+    InternalError,
     MismatchError,
     PeerLostError,
     PluginConflictError,
@@ -37,6 +38,7 @@ from hetccl.errors import (
 from hetccl.types import DType, Op, RedOp
 
 if TYPE_CHECKING:
+    from hetccl.core.batch import Recv, Send
     from hetccl.core.communicator import Communicator, init
     from hetccl.core.work import Work
 
@@ -50,6 +52,7 @@ __all__ = [
     "ConfigError",
     "DType",
     "HetcclError",
+    "InternalError",
     "MismatchError",
     "Op",
     "PeerLostError",
@@ -58,7 +61,9 @@ __all__ = [
     "PluginLoadError",
     "PluginNotFoundError",
     "PluginVersionError",
+    "Recv",
     "RedOp",
+    "Send",
     "TimedOutError",
     "TransportError",
     "UnsupportedError",
@@ -75,6 +80,8 @@ __all__ = [
 _LAZY = {
     "Communicator": "hetccl.core.communicator",
     "init": "hetccl.core.communicator",
+    "Recv": "hetccl.core.batch",
+    "Send": "hetccl.core.batch",
     "Work": "hetccl.core.work",
 }
 

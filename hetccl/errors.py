@@ -14,6 +14,7 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "HetcclError",
+    "InternalError",
     "MismatchError",
     "PeerLostError",
     "PluginConflictError",
@@ -100,6 +101,10 @@ class PeerLostError(TransportError):
 
 class TimedOutError(HetcclError, TimeoutError):
     """A deadline passed. Attributes: phase, missing (ranks)."""
+
+
+class InternalError(HetcclError):
+    """hetccl itself is wrong, e.g. a plan failed its proof. Nothing was sent; please report it with the text."""
 
 
 class AbortedError(HetcclError):

@@ -72,6 +72,10 @@ class Op(enum.IntEnum):
     BARRIER = 4
     SEND = 5
     RECV = 6
+    REDUCE = 7
+    GATHER = 8
+    SCATTER = 9
+    ALL_TO_ALL = 10
 
     @property
     def label(self) -> str:

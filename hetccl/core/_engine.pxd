@@ -10,11 +10,11 @@ cdef extern from "plan.h" nogil:
         HX_FAN
     ctypedef struct hx_slice:
         int32_t buffer
-        int32_t block
-        int32_t a
-        int32_t at
-        int32_t b
-        int32_t bt
+        int64_t block
+        int64_t a
+        int64_t at
+        int64_t b
+        int64_t bt
     ctypedef struct hx_step:
         int32_t kind
         int32_t lane
@@ -22,7 +22,9 @@ cdef extern from "plan.h" nogil:
         int32_t wait_step
         int32_t signal
         int32_t root
+        int32_t to
         int32_t n_src
+        int64_t stride
         int32_t as_bytes
         int32_t first_flow
         int32_t n_flows
@@ -54,12 +56,14 @@ cdef extern from "plan.h" nogil:
         int32_t *lane_steps[2]
         int32_t max_shift
         uint64_t segment
-        int32_t in_blocks
-        int32_t out_blocks
-        int32_t device_blocks
-        int32_t host_blocks
+        int64_t in_blocks
+        int64_t out_blocks
+        int64_t device_blocks
+        int64_t host_blocks
         double divisor
         double scale_divisor
+        int32_t reads_out
+        uint32_t digest
 
 
 cdef extern from "board.h" nogil:
@@ -106,6 +110,7 @@ cdef extern from "executor.h" nogil:
         char *user_in
         char *user_out
         uint64_t count
+        double factor
         uint64_t deadline_ns
         int32_t sending
         int32_t peer
@@ -139,6 +144,8 @@ cdef extern from "executor.h" nogil:
         int32_t island_rank
         int32_t *island_ranks
         int32_t n_island_local
+        int32_t turn_before
+        int32_t turn_after
         int host_memory
         int streaming
         void *stream
@@ -161,6 +168,7 @@ cdef extern from "executor.h" nogil:
         uint64_t border_sent
         uint64_t staged_bytes
     hx_comm *hx_comm_new(int rank, int size)
+    int hx_comm_quiesce(hx_comm *c, uint64_t ns)
     void hx_comm_free(hx_comm *c)
     hx_work *hx_work_get(hx_comm *c, const hx_plan *p)
     void hx_work_put(hx_comm *c, hx_work *w)

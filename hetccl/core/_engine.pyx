@@ -7,34 +7,38 @@ from libc.stdint cimport int32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc
 
 from hetccl.core._engine cimport *
-from hetccl.core._plans cimport CompiledPlan
+from hetccl.core._plans cimport CompiledPlan, PlanCache
+from hetccl.native.combine cimport hetccl_can_scale, hetccl_dtype_size
 from hetccl.spi cimport *
 from hetccl.tables.ccl cimport CclTable
 from hetccl.tables.device cimport DeviceTable
 from hetccl.tables.transport cimport TransportTable
 
+from threading import RLock
+
 from hetccl import errors
 from hetccl.tables.common import raise_for_status
+from hetccl.types import Op, RedOp
 
-cdef uint64_t SLICE_NS = 100000000  # how long a wait may go without looking for signals
-cdef uint64_t LONG_AGO = 1 << 62
+cdef uint64_t SLICE_NS = 100000000, LONG_AGO = 1 << 62  # how long a wait may go without looking for signals; for ever
+cdef int SEND = Op.SEND, RECV = Op.RECV, PREMUL_SUM = RedOp.PREMUL_SUM
+cdef set IN_FLIGHT = set()  # works that the completion thread has not seen: C alone knows them, whatever callers drop
 
 
+@cython.no_gc_clear  # __dealloc__ calls through tables that `keep` holds
 @cython.final
 cdef class Core:
     """C half of one communicator on one rank.
 
-    `planner(op, dtype, redop, root, small)` makes the plan of a class; `failure(status, text, ranks)` makes the exception
+    `planner` is that of `PlanCache`; `failure(status, text, ranks)` makes the exception
     for a status of spi.h.
     """
 
     cdef hx_comm *c
-    cdef dict plans
-    cdef object planner, failure
+    cdef readonly PlanCache cache
+    cdef object failure
     cdef list keep
-    cdef set in_flight
     cdef size_t small_bytes
-    cdef readonly int plan_hits, plan_misses
     cdef readonly dict operations
     cdef public double timeout  # seconds, of operations that name none
     cdef bint closed, forked
@@ -43,8 +47,8 @@ cdef class Core:
         self.c = hx_comm_new(rank, size)
         if self.c == NULL:
             raise MemoryError
-        self.plans, self.keep, self.in_flight, self.operations = {}, [], set(), {}
-        self.planner, self.failure, self.timeout = planner, failure, timeout
+        self.cache, self.keep, self.operations = PlanCache(planner), [], {}
+        self.failure, self.timeout = failure, timeout
 
     def __dealloc__(self):
         if self.c != NULL and not self.forked:
@@ -54,7 +58,7 @@ cdef class Core:
 
     def set_device(self, DeviceTable device, CclTable ccl, uintptr_t ccl_comm, int island_rank, list local_mates,
                    int local_ranks, bint check):
-        """Device and vendor library; `local_mates`: ranks of the island, this one too, that share the board."""
+        """Device and vendor library; `local_mates`: ranks of the island, this one too, that share the board, in turn."""
         cdef int i
         self.keep += [device, ccl]
         self.c.dev, self.c.dev_ctx = &device.ops, device.ctx
@@ -66,8 +70,9 @@ cdef class Core:
         self.c.island_ranks = <int32_t *>calloc(max(1, len(local_mates)), sizeof(int32_t))
         for i, rank in enumerate(local_mates):
             self.c.island_ranks[i] = rank
-        self.c.pauses = hetccl_wait_pauses(local_ranks)
-        self.c.check = check
+        i = local_mates.index(self.c.rank)
+        self.c.turn_before, self.c.turn_after = local_mates[i - 1] if i else -1, i + 1 < len(local_mates)
+        self.c.pauses, self.c.check = hetccl_wait_pauses(local_ranks), check
         device.ops.bind_thread(device.ctx)
         if not self.c.host_memory:
             device.check(device.ops.stream_create(device.ctx, &self.c.stream), "stream_create")
@@ -105,33 +110,27 @@ cdef class Core:
         """Lets the progress thread serve this communicator."""
         hx_engine_add(self.c)
 
-    cdef CompiledPlan lookup(self, int op, int dtype, int redop, int root, size_t nbytes):
-        cdef bint small = op == 0 and nbytes <= self.small_bytes
-        key = (<uint64_t>root << 32) | (<uint64_t>small << 24) | (redop << 16) | (dtype << 8) | op
-        found = self.plans.get(key)
-        if found is None:
-            self.plan_misses += 1
-            found = CompiledPlan(self.planner(op, dtype, redop, root, small))
-            self.plans[key] = found
-        else:
-            self.plan_hits += 1
-        return <CompiledPlan>found
+    cdef CompiledPlan plan(self, int op, int dtype, int redop, int root, size_t count, shape):
+        return self.cache.find(op, dtype, redop, root, op == 0 and count * hetccl_dtype_size(dtype) <= self.small_bytes, shape)
 
-    cdef hx_work *collective(self, int op, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, int dtype, int redop, int root,
-                             double timeout) except NULL:
-        cdef size_t es = ITEMSIZE[dtype]
-        cdef CompiledPlan plan = self.lookup(op, dtype, redop, root, count * es)
+    cdef hx_work *collective(self, CompiledPlan plan, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, double timeout,
+                             double factor) except NULL:
+        cdef size_t es = hetccl_dtype_size(plan.p.dtype)
         cdef hx_work *w
+        if plan.p.redop == PREMUL_SUM and not hetccl_can_scale(plan.p.dtype, factor):
+            raise errors.UsageError(f"premul_sum: integers take whole factors, not {factor}")
+        if factor != 1.0 and plan.p.redop != PREMUL_SUM:
+            raise errors.UsageError(f"a factor ({factor}) belongs to premul_sum only")
         self.usable()
         w = hx_work_get(self.c, &plan.p)
         if w == NULL:
             raise MemoryError
-        w.inp, w.out, w.count = <char *>in_ptr, <char *>out_ptr, count
+        w.inp, w.out, w.count, w.factor = <char *>in_ptr, <char *>out_ptr, count, factor
         try:
             if not self.c.host_memory and count:
                 if plan.p.in_blocks and self.on_host(in_ptr, plan.p.in_blocks * count * es):
                     w.user_in = w.inp
-                if self.on_host(out_ptr, plan.p.out_blocks * count * es):
+                if plan.p.out_blocks and self.on_host(out_ptr, plan.p.out_blocks * count * es):
                     w.user_out = w.out
         except BaseException:
             hx_work_put(self.c, w)
@@ -149,9 +148,9 @@ cdef class Core:
         return False
 
     cdef uint64_t deadline(self, double timeout):
-        return hetccl_now_ns() + <uint64_t>((timeout if timeout > 0 else self.timeout) * 1e9)
+        return hetccl_now_ns() + nanoseconds(timeout if timeout > 0 else self.timeout)
 
-    cdef int usable(self) except -1:
+    cpdef int usable(self) except -1:
         if self.forked:
             raise errors.ClosedError("this communicator was made before a fork; only the parent may use it. "
                                      "Create a new one in the child, or start workers with 'spawn'")
@@ -165,9 +164,10 @@ cdef class Core:
         return self.failure(status, text(self.c.fail_text), self.failed_ranks())
 
     cpdef int run(self, int op, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, int dtype, int redop, int root,
-                  double timeout, long long stream=-1) except -1:
+                  double timeout, double factor=1.0, object shape=None, long long stream=-1) except -1:
         """One collective, blocking unless it can be left to `stream`. Counts are as in `Communicator.run`."""
-        cdef hx_work *w = self.collective(op, in_ptr, out_ptr, count, dtype, redop, root, timeout)
+        cdef CompiledPlan plan = self.plan(op, dtype, redop, root, count, shape)
+        cdef hx_work *w = self.collective(plan, in_ptr, out_ptr, count, timeout, factor)
         cdef int rc
         try:
             rc = self.begin(w, stream, 0)
@@ -213,21 +213,27 @@ cdef class Core:
                 raise
 
     cpdef Work post(self, int op, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, int dtype, int redop, int root, int tag,
-                    double timeout, object keep, long long stream=-1):
-        """Starts an operation. `keep` is held until it has ended. Send and receive: `root` is the peer (-1: any)."""
+                    double timeout, object keep, object finish=None, double factor=1.0, object shape=None, long long stream=-1):
+        """Starts an operation. `keep` is held until it has ended; then `finish` runs. Send, receive: `root` is the peer (-1: any)."""
         cdef hx_work *w
+        cdef CompiledPlan plan
         cdef Work work = Work.__new__(Work)
-        if op >= 5:
-            w = self.point_to_point(op == 5, in_ptr if op == 5 else out_ptr, count * ITEMSIZE[dtype], root, tag, timeout, stream)
+        if op == SEND or op == RECV:
+            w = self.point_to_point(op == SEND, in_ptr if op == SEND else out_ptr, count * hetccl_dtype_size(dtype), root, tag,
+                                    timeout, stream)
             stream = -1
         else:
-            w = self.collective(op, in_ptr, out_ptr, count, dtype, redop, root, timeout)
-        work.core, work.w, work.keep, w.owner = self, w, keep, <void *>work
-        self.in_flight.add(work)
+            plan = self.plan(op, dtype, redop, root, count, shape)
+            w = self.collective(plan, in_ptr, out_ptr, count, timeout, factor)
+            keep = (keep, plan)
+        work.core, work.w, work.keep, work.finish = self, w, keep, finish
+        work.finishing = None if finish is None else RLock()
+        w.owner = <void *>work
+        IN_FLIGHT.add(work)
         try:
             self.begin(w, stream, 1)
         except BaseException:
-            self.in_flight.discard(work)
+            IN_FLIGHT.discard(work)
             raise
         hx_engine_kick()
         self.operations[op] = self.operations.get(op, 0) + 1
@@ -260,10 +266,11 @@ cdef class Core:
         """Marks the communicator dead; every work in flight ends with this status."""
         if not self.c.failed:
             self.c.n_fail_ranks = min(len(ranks), 8)
-            for i in range(self.c.n_fail_ranks):
-                self.c.fail_ranks[i] = ranks[i]
-        cdef bytes b = said.encode()
-        cdef const char *p = b
+            for i, rank in enumerate(ranks[:8]):
+                self.c.fail_ranks[i] = rank
+        cdef const char *p
+        held = said.encode()
+        p = held
         with nogil:
             hx_fail(self.c, status, p)
             hx_kick(self.c)
@@ -288,7 +295,6 @@ cdef class Core:
     @property
     def pending(self):
         return self.c.pending
-
     @property
     def lane_abandoned(self):
         """True if a call of a vendor library without abort was left behind: the process must leave by os._exit."""
@@ -296,47 +302,42 @@ cdef class Core:
 
     def counters(self):
         cdef int i
-        calls = [self.c.vendor_calls[i] for i in range(5)]
-        return {"vendor_calls": calls, "border_sent": self.c.border_sent, "staged_bytes": self.c.staged_bytes}
+        return {"vendor_calls": [self.c.vendor_calls[i] for i in range(7)], "border_sent": self.c.border_sent,
+                "staged_bytes": self.c.staged_bytes}
 
     def board_calls(self):
         """What each rank of this host called last: (rank, op, dtype, redop, root, count, sequence)."""
-        cdef hx_entry *e
-        cdef int r
-        out = []
-        if self.c.board != NULL:
-            for r in range(self.c.size):
-                e = &self.c.board.entry[r]
-                out.append((r, e.now.op, e.now.dtype, e.now.redop, e.now.root, e.now.count, e.now.sequence))
-        return out
+        cdef hx_entry *e = self.c.board.entry if self.c.board != NULL else NULL
+        return [(r, e[r].now.op, e[r].now.dtype, e[r].now.redop, e[r].now.root, e[r].now.count, e[r].now.sequence)
+                for r in range(self.c.size if e != NULL else 0)]
 
     @property
     def aborted_by(self):
         """Rank that aborted, or -1."""
         return -1 if self.c.board == NULL else <int>self.c.board.aborted_by - 1
 
-    def shut(self):
-        """After the last work. Idempotent; communicates nothing."""
-        if not self.closed and not self.forked:
-            self.closed = True
-            with nogil:
-                hx_engine_remove(self.c)
+    def shut(self, double patience):
+        """Ends works in flight. False if a thread is still inside after `patience` seconds. Communicates nothing."""
+        cdef int rc
+        self.closed = True
+        with nogil:
+            hx_engine_remove(self.c)
+            rc = hx_comm_quiesce(self.c, nanoseconds(patience))
+        return rc == 0
 
     def mark_forked(self):
         self.forked = True
 
 
 @cython.final
+@cython.no_gc_clear  # the collector must not take `core` away before __dealloc__ has given `w` back
 cdef class Work:
     """One operation in flight."""
-
     cdef Core core
     cdef hx_work *w
-    cdef object keep
+    cdef object keep, error, finish, finishing
     cdef list callbacks
     cdef bint completed
-    cdef object error
-    cdef object finish
     cdef public object attachment  # for layers above: whatever must live as long as the work
 
     def __dealloc__(self):
@@ -350,7 +351,7 @@ cdef class Work:
         """
         if stream >= 0 and self.w.streamed and self.core.c.failed == 0:
             return raise_for_status(hx_wait_on_stream(self.w, <void *>stream), "stream_wait_event", "", "device")
-        cdef uint64_t until = hetccl_now_ns() + (<uint64_t>(timeout * 1e9) if timeout else LONG_AGO)
+        cdef uint64_t until = hetccl_now_ns() + (LONG_AGO if timeout is None else nanoseconds(timeout))
         cdef uint64_t now, some
         while not self.w.finished:
             now = hetccl_now_ns()
@@ -361,38 +362,38 @@ cdef class Work:
                 hx_drive(self.core.c, self.w, some)
             if not self.w.finished:
                 PyErr_CheckSignals()
+        self.settle()
         error = self.exception()
         if error is not None:
             raise error
-        self.finish_once()
 
-    def set_finish(self, finish):
-        """Runs once before `wait` returns or callbacks run: copies back into a strided original."""
-        self.finish = finish
-
-    cdef finish_once(self):
-        finish, self.finish = self.finish, None
-        if finish is not None and self.w.status == 0:
-            finish()
+    cdef settle(self):
+        """Runs `finish` once, in whoever comes first of the completion thread and the waiters; the others wait for it."""
+        if self.finish is None:
+            return
+        with self.finishing:
+            try:
+                if self.finish is not None and self.w.status == 0:
+                    self.finish()
+            except Exception as error:
+                self.error = error
+            self.finish = None
 
     @property
-    def streamed(self):
-        """True if nothing is left but the device's own work, on a stream."""
+    def streamed(self):  # nothing is left but the device's own work, on a stream
         return bool(self.w.streamed)
 
     def is_done(self):
-        return bool(self.w.finished)
+        return bool(self.w.finished) and self.finish is None
 
     def exception(self):
         """What the operation died of, None while it runs or if it went well."""
-        if not self.w.finished or self.w.status == 0:
-            return None
-        self.error = self.error or self.core.error(self.w.status)
+        if self.is_done() and self.error is None and self.w.status:
+            self.error = self.core.error(self.w.status)
         return self.error
 
     @property
-    def source_rank(self):
-        """The rank that a receive got its message from."""
+    def source_rank(self):  # that a receive got its message from
         return self.w.source
 
     def add_done_callback(self, fn):
@@ -405,11 +406,10 @@ cdef class Work:
             self.callbacks.append(fn)
 
     cdef complete(self):
-        self.completed = True
-        self.finish_once()
-        self.keep = None
+        self.settle()
+        self.keep, self.completed = None, True
         callbacks, self.callbacks = self.callbacks, None
-        self.core.in_flight.discard(self)
+        IN_FLIGHT.discard(self)
         for fn in callbacks or ():
             try:
                 fn(self)
@@ -419,8 +419,8 @@ cdef class Work:
                 logging.getLogger("hetccl").exception("a callback of a completed operation raised")
 
 
-cdef size_t ITEMSIZE[19]
-ITEMSIZE[:] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 2, 2, 1, 8, 16, 1, 1, 1, 1]
+cdef uint64_t nanoseconds(double seconds) noexcept nogil:
+    return <uint64_t>(max(seconds, 0.0) * 1e9) if seconds < 1e9 else LONG_AGO
 
 
 cdef str text(const char *s):

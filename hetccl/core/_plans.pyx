@@ -2,12 +2,39 @@
 """A plan in C arrays, as the executor reads it."""
 
 cimport cython
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from hetccl.core._engine cimport HX_FAN, hx_flow, hx_slice, hx_step
 
 from hetccl import errors
+
+
+cdef Py_ssize_t SHAPES = 256  # plans of block lengths that are kept, the oldest goes first
+
+
+@cython.final
+cdef class PlanCache:
+    """Compiled plans of a communicator. `planner(op, dtype, redop, root, small, shape)` makes the plan of a class."""
+
+    def __cinit__(self, planner):
+        self.plans, self.shaped, self.planner = {}, {}, planner
+
+    cdef CompiledPlan find(self, int op, int dtype, int redop, int root, bint small, shape):
+        """`shape` is None, or says how long each rank's block is and where it lies (the v forms)."""
+        cdef uint64_t key = (<uint64_t>root << 32) | (<uint64_t>small << 24) | (redop << 16) | (dtype << 8) | op
+        plans = self.plans if shape is None else self.shaped
+        exact = key if shape is None else (key, shape)
+        found = plans.get(exact)
+        if found is not None:
+            self.hits += 1
+            return <CompiledPlan>found
+        self.misses += 1
+        found = CompiledPlan(self.planner(op, dtype, redop, root, small, shape))
+        if shape is not None and len(plans) >= SHAPES:
+            del plans[next(iter(plans))]  # works in flight hold theirs
+        plans[exact] = found
+        return <CompiledPlan>found
 
 
 @cython.final
@@ -22,6 +49,7 @@ cdef class CompiledPlan:
         self.p.in_blocks, self.p.out_blocks = plan.in_blocks, plan.out_blocks
         self.p.device_blocks, self.p.host_blocks = plan.device_blocks, plan.host_blocks
         self.p.divisor, self.p.scale_divisor = plan.divisor, plan.scale_divisor
+        self.p.reads_out, self.p.digest = plan.reads_out, plan.digest
         self.p.n_steps, self.p.n_flows = len(plan.steps), len(plan.flows)
         self.p.steps = <hx_step *>calloc(max(1, self.p.n_steps), sizeof(hx_step))
         self.p.flows = <hx_flow *>calloc(max(1, self.p.n_flows), sizeof(hx_flow))
@@ -53,7 +81,8 @@ cdef class CompiledPlan:
             raise errors.UnsupportedError(
                 f"a reduction that the vendor's library lacks is composed for islands of up to 256 ranks, this one has {step.n_src}")
         to.kind, to.lane, to.shift, to.wait_step = step.kind, step.lane, step.shift, step.wait
-        to.signal, to.root, to.n_src, to.as_bytes = signal, step.root, step.n_src, step.as_bytes
+        to.signal, to.root, to.to, to.as_bytes = signal, step.root, step.to, step.as_bytes
+        to.n_src, to.stride = step.n_src, step.stride
         to.first_flow, to.n_flows = step.first_flow, step.n_flows
         to.src, to.dst, to.len = slice_of(step.src), slice_of(step.dst), slice_of(step.len)
         mine = self.plan.flows[step.first_flow:step.first_flow + step.n_flows]

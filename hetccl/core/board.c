@@ -25,9 +25,19 @@ void hx_board_abort(hx_board *b, int rank)
     wake_all(b);
 }
 
-static int arrived(const hx_entry *e, uint32_t meet)
+int hx_board_gone(const hx_board *b, int rank, const _Atomic uint32_t *stop, int *who)
 {
-    return (int32_t)(atomic_load_explicit(&((hx_entry *)e)->meets, memory_order_acquire) - meet) >= 0;
+    if (atomic_load_explicit(&((hx_board *)b)->aborted_by, memory_order_relaxed) || atomic_load_explicit(stop, memory_order_relaxed))
+        return HETCCL_ABORTED;
+    /* any loss in the communicator ends the meeting: the lost rank's island mates cannot come */
+    for (uint32_t r = 0; r < b->size; r++) {
+        uint32_t state = atomic_load_explicit(&((hx_board *)b)->entry[r].state, memory_order_relaxed);
+        if (state == HX_LOST || (state == HX_LEFT && (int)r == rank)) {
+            *who = (int)r;
+            return HETCCL_PEER_LOST;
+        }
+    }
+    return HETCCL_OK;
 }
 
 int hx_board_meet(hx_board *b, int me, const int32_t *ranks, int n, uint32_t meet, const hx_call *call, int pauses,
@@ -42,26 +52,19 @@ int hx_board_meet(hx_board *b, int me, const int32_t *ranks, int n, uint32_t mee
         hx_entry *e = &b->entry[ranks[i]];
         uint32_t turn = 0;
         *who = ranks[i];
-        while (!arrived(e, meet)) {
+        while (!hx_board_reached(&e->meets, meet)) {
             if (!hetccl_wait_turn(&turn, pauses))
                 continue;
-            if (atomic_load_explicit(&b->aborted_by, memory_order_relaxed) || atomic_load_explicit(stop, memory_order_relaxed))
-                return HETCCL_ABORTED;
-            /* any loss in the communicator ends the meeting: the lost rank's island mates cannot come */
-            for (uint32_t r = 0; r < b->size; r++) {
-                uint32_t state = atomic_load_explicit(&b->entry[r].state, memory_order_relaxed);
-                if (state == HX_LOST || (state == HX_LEFT && (int)r == ranks[i])) {
-                    *who = (int)r;
-                    return HETCCL_PEER_LOST;
-                }
-            }
+            int rc = hx_board_gone(b, ranks[i], stop, who);
+            if (rc != HETCCL_OK)
+                return rc;
             uint64_t now = hetccl_now_ns();
             if (now >= deadline_ns)
                 return HETCCL_TIMED_OUT;
             uint64_t ns = deadline_ns - now < 50000000u ? deadline_ns - now : 50000000u;
             uint32_t seen = atomic_load_explicit(&e->meets, memory_order_acquire);
             atomic_fetch_add_explicit(&e->sleepers, 1, memory_order_seq_cst);
-            if (!arrived(e, meet))
+            if (!hx_board_reached(&e->meets, meet))
                 hetccl_futex_wait(&e->meets, seen, ns);
             atomic_fetch_sub_explicit(&e->sleepers, 1, memory_order_seq_cst);
         }

@@ -21,6 +21,7 @@ typedef struct hx_call {
 typedef struct hx_entry {
     _Atomic uint32_t meets;            /* how many meetings this rank has arrived at; futex word */
     _Atomic uint32_t sleepers;
+    _Atomic uint32_t turns;            /* vendor calls for which this rank's process was taken; futex word; see turns.c */
     _Atomic uint32_t state;            /* HX_ALIVE ...; written for every rank of the communicator */
     _Atomic uint32_t phase;            /* index into the names in control.py */
     hx_call call[2];                   /* of this meeting and of the one before */
@@ -41,6 +42,13 @@ static inline size_t hx_board_bytes(int size) { return sizeof(hx_board) + (size_
 /* Marks a rank lost or left, wakes everybody who meets. Any thread. */
 void hx_board_mark(hx_board *b, int rank, uint32_t state);
 void hx_board_abort(hx_board *b, int rank);
+/* HETCCL_OK; HETCCL_ABORTED; HETCCL_PEER_LOST with *who: a rank was lost, or `rank` (-1: none) has left. */
+int hx_board_gone(const hx_board *b, int rank, const _Atomic uint32_t *stop, int *who);
+/* Whether a count on the board has come to n; counts wrap. */
+static inline int hx_board_reached(const _Atomic uint32_t *word, uint32_t n)
+{
+    return (int32_t)(atomic_load_explicit((_Atomic uint32_t *)word, memory_order_acquire) - n) >= 0;
+}
 /* Arrives at meeting number `meet` with `call` and waits until all `ranks` have. Blocks up to deadline_ns (monotonic).
  * HETCCL_OK; HETCCL_MISMATCH, HETCCL_PEER_LOST, HETCCL_TIMED_OUT with *who set; HETCCL_ABORTED. */
 int hx_board_meet(hx_board *b, int me, const int32_t *ranks, int n, uint32_t meet, const hx_call *call, int pauses,

@@ -35,6 +35,7 @@ __all__ = ["Joined", "join"]
 log = logging.getLogger("hetccl.bootstrap")
 
 PLANNER_VERSION = 1
+_PROCESS = secrets.randbits(48)  # a forked child has another pid
 _generation: Counter[str] = Counter()
 _vendors: dict[tuple[str, int], Vendor] = {}  # the library of a rank stays open for the life of the process
 _vendors_lock = threading.Lock()
@@ -117,6 +118,10 @@ def _join(
     opened = _open_transports(transports, config, request)
     undo += [t.close for t in opened]
     tables = {t.name: TransportTable(t.table) for t in opened}
+    if config.border_rate:
+        from hetccl.core._shaping import shape
+
+        tables = {name: shape(table, config.border_rate) for name, table in tables.items()}
     listener = ControlListener()
     undo.append(listener.close)
     record = Record(
@@ -137,7 +142,9 @@ def _join(
         move_mask=ccl.move_mask,
         transports={t.name: t.address() for t in opened},
         max_message={n: t.max_message for n, t in tables.items()},
+        process=(_PROCESS, os.getpid()),
         wire=WIRE_VERSIONS,
+        calls=ccl.calls,
     )
     view.put(f"record/{rank}", json.dumps({"record": record.to_json(), "control": listener.local.name.hex()}).encode())
     blob = (

@@ -2,7 +2,6 @@
  * Communicators: the queue of works, driving, sleeping, failing.
  */
 #include "executor.h"
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,9 +33,7 @@ static void free_work(hx_work *w)
     for (int i = 0; i < 2; i++)
         if (w->edge[i])
             w->comm->dev->event_destroy(w->comm->dev_ctx, w->edge[i]);
-    free(w->done);
-    free(w->flow);
-    free(w);
+    free(w->done), free(w->flow), free(w);
 }
 
 /* After the last work has ended. Waits for the lane thread unless its call was abandoned. */
@@ -104,6 +101,7 @@ hx_work *hx_work_get(hx_comm *c, const hx_plan *p)
     w->asynchronous = w->has_caller = w->streamed = 0;
     w->stream = c->stream;
     w->source = -1;
+    w->factor = 1.0;
     w->owner = NULL;
     w->text[0] = 0;
     atomic_store_explicit(&w->finished, 0, memory_order_relaxed);
@@ -132,7 +130,7 @@ void hx_number(hx_comm *c, hx_work *w)
     const hx_plan *p = w->plan;
     w->sequence = ++c->sequence;
     uint32_t h = mix(w->sequence, (uint64_t)p->op | (uint64_t)p->dtype << 8 | (uint64_t)p->redop << 16 | (uint64_t)(uint32_t)p->root << 32);
-    w->fingerprint = mix(h, w->count) | 1u;
+    w->fingerprint = mix(mix(h, p->digest), w->count) | 1u;
     if (c->board)
         c->board->entry[c->rank].now = (hx_call){p->op, p->dtype, p->redop, p->root, w->count, w->sequence, w->fingerprint};
 }
@@ -241,8 +239,13 @@ int hx_comm_progress(hx_comm *c, int inline_calls)
         int status = (int)atomic_load_explicit(&c->failed, memory_order_acquire);
         if (!drained(c))
             return 0;
-        if (atomic_load_explicit(&c->lane_word, memory_order_acquire) == 1)
-            atomic_store(&c->lane_abandoned, !(c->ccl->caps & HETCCL_CCL_ABORT));
+        if (atomic_load_explicit(&c->lane_word, memory_order_acquire) == 1 && !atomic_load(&c->lane_abandoned)) {
+            uint64_t now = hetccl_now_ns();
+            c->lane_since = c->lane_since ? c->lane_since : now;
+            if ((c->ccl->caps & HETCCL_CCL_ABORT) && now - c->lane_since < 5000000000u)
+                return 0;                   /* the aborted call will return; until then it may use the works' memory */
+            atomic_store(&c->lane_abandoned, 1);
+        }
         while ((w = pop(c))) {
             hx_finish(w, status);
             hx_publish(w);
@@ -276,7 +279,7 @@ static int someone_is_gone(hx_comm *c, uint64_t now, uint64_t idle)
     if (idle < HX_GRACE_NS)
         return 0;
     awaited_ranks(c, awaited, &n_awaited, 64);
-    int news = c->board && atomic_load_explicit(&c->board->generation, memory_order_acquire);
+    int news = c->board && atomic_load(&c->board->generation);
     for (int r = 0; news && r < c->size && n < 8; r++)
         if (atomic_load_explicit(&c->board->entry[r].state, memory_order_relaxed) == HX_LOST)
             c->fail_ranks[n++] = r;
@@ -295,9 +298,30 @@ static int someone_is_gone(hx_comm *c, uint64_t now, uint64_t idle)
     return n;
 }
 
+/* After hx_engine_remove: ends what is in flight and blocks, at most ns, until nobody is inside this communicator. */
+int hx_comm_quiesce(hx_comm *c, uint64_t ns)
+{
+    uint64_t until = hetccl_now_ns() + ns;
+    if (atomic_load(&c->pending))
+        hx_fail(c, HETCCL_ABORTED, "it was closed");
+    for (int quiet = 0;; nanosleep(&(struct timespec){0, 200000}, NULL)) {
+        hx_kick(c);
+        if (pthread_mutex_trylock(&c->driver) == 0) {
+            if (atomic_load(&c->pending))
+                hx_comm_progress(c, 0);
+            quiet = !atomic_load(&c->pending) && (atomic_load(&c->lane_word) != 1 || atomic_load(&c->lane_abandoned));
+            pthread_mutex_unlock(&c->driver);
+        }
+        if (quiet || hetccl_now_ns() >= until)
+            return quiet ? HETCCL_OK : HETCCL_TIMED_OUT;
+    }
+}
+
 /* Losses, aborts and deadlines. Called when a waiter has nothing left but to sleep. */
 void hx_comm_check(hx_comm *c)
 {
+    if (atomic_load_explicit(&c->failed, memory_order_acquire))
+        return;                             /* it may be closed already: its links are not touched any more */
     uint64_t now = hetccl_now_ns();
     char text[HX_TEXT];
     if (c->moves != c->moves_seen || !c->progress_ns) {
@@ -357,47 +381,7 @@ void hx_comm_check(hx_comm *c)
     }
 }
 
-void hx_kick(hx_comm *c)
-{
-    uint64_t one = 1;
-    atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load_explicit(&c->sleeping, memory_order_relaxed) && write(c->kick_fd, &one, sizeof one) < 0)
-        return;                             /* the counter is full: the sleeper is awake anyway */
-}
-
-/* Sleeps until a transport, the lane thread or another thread has something, at most ns. */
-int hx_comm_sleep(hx_comm *c, uint64_t ns)
-{
-    struct pollfd q[HX_POLL];
-    uint32_t n = 1;
-    int awake = 0;
-    q[0] = (struct pollfd){c->kick_fd, POLLIN, 0};
-    atomic_store_explicit(&c->sleeping, 1, memory_order_seq_cst);
-    if (atomic_load_explicit(&c->lane_word, memory_order_acquire) == 2)
-        awake = 1;
-    for (int i = 0; i < c->n_transports; i++) {
-        int fds[HX_POLL];
-        uint32_t some = 0;
-        awake |= c->transports[i].ops->arm(c->transports[i].ctx) == HETCCL_IN_PROGRESS;
-        c->transports[i].ops->wait_fds(c->transports[i].ctx, fds, HX_POLL, &some);
-        for (uint32_t k = 0; k < some && n < HX_POLL; k++)
-            q[n++] = (struct pollfd){fds[k] & ~HETCCL_WAIT_WRITABLE, fds[k] & HETCCL_WAIT_WRITABLE ? POLLOUT : POLLIN, 0};
-    }
-    if (!awake) {
-        struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
-        ppoll(q, n, &t, NULL);
-    }
-    for (int i = 0; i < c->n_transports; i++)
-        c->transports[i].ops->disarm(c->transports[i].ctx);
-    atomic_store_explicit(&c->sleeping, 0, memory_order_seq_cst);
-    uint64_t drained;
-    if (q[0].revents && read(c->kick_fd, &drained, sizeof drained) < 0)
-        return awake;
-    return awake;
-}
-
 static int final(hx_work *w) { return atomic_load_explicit(&w->finished, memory_order_acquire) != 0; }
-
 static void drive_locked(hx_comm *c, hx_work *w, uint64_t until)
 {
     uint32_t turn = 0;

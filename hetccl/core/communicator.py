@@ -7,12 +7,16 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hetccl.core import lifecycle, log, registry
 from hetccl.core._engine import Core, Work
+from hetccl.core.arguments import number, redop, same_size
 from hetccl.core.bootstrap import join
 from hetccl.core.buffers import Buffer, check_overlap, take
+from hetccl.core.coalesced import Packing
+from hetccl.core.collectives import Collectives
 from hetccl.core.config import Config
 from hetccl.core.connector import P2P, Connector
 from hetccl.core.explain import Explanation
@@ -22,7 +26,7 @@ from hetccl.core.reactor import reactor
 from hetccl.core.store import Store, open_store
 from hetccl.core.watch import Watch
 from hetccl.core.work import ensure_completion_thread
-from hetccl.errors import ClosedError, ConfigError, HetcclError, UnsupportedError, UsageError
+from hetccl.errors import ConfigError, HetcclError, UsageError
 from hetccl.transports.base import Link, Transport
 from hetccl.types import DType, Op, RedOp
 
@@ -31,7 +35,7 @@ __all__ = ["Communicator", "init"]
 _log = logging.getLogger("hetccl")
 
 
-class Communicator:
+class Communicator(Collectives):
     """A group of ranks that call collectives together. Every rank calls the same ones in the same order.
 
     `store` is what the ranks meet through (torch's stores, or `hetccl.core.store.DirectoryStore`); it may die once the
@@ -79,7 +83,7 @@ class Communicator:
         self._topology, self._control = joined.topology, joined.control
         # torch's words for the devices whose memory this rank's vendor takes directly, and which of them is ours
         self.device_types, self.device_index = joined.device_types, joined.device_index
-        self._planner = Planner(joined.topology, self.rank, config.algorithm, config.chunk_bytes)
+        self._planner = Planner(joined.topology, self.rank, config.algorithm, config.chunk_bytes, config.verify)
         failures = Failures(
             joined.topology,
             self.rank,
@@ -87,10 +91,12 @@ class Communicator:
             lambda: self._core.aborted_by,
             joined.control.state,
         )
+        self._packing = Packing(joined.device)
         self._core = Core(self.rank, self.size, self._planner.plan, failures, self.timeout)
         island = joined.topology.island_of(self.rank)
         here = joined.topology.host_ids
-        mates = [r for r in island.ranks if here[r] == here[self.rank]]
+        turns = {r: joined.records[r].process for r in island.ranks}
+        mates = sorted((r for r in island.ranks if here[r] == here[self.rank]), key=lambda r: turns[r])
         self._core.set_device(
             joined.device, joined.ccl, joined.ccl_comm, island.ranks.index(self.rank), mates,
             len(joined.control.local_ranks), config.check != "off",
@@ -113,41 +119,46 @@ class Communicator:
     # ---- collectives
 
     def all_reduce(
-        self, input: Any, output: Any = None, op: str | RedOp = "sum", *, async_op: bool = False, timeout: float = 0
-    ) -> Work | None:
-        """Combines `input` of all ranks; every rank gets the same bits in `output` (None: in place)."""
-        inp = take(input, output is None, "input")
-        out = inp if output is None else take(output, True, "output")
-        _same_size(inp, out, 1, "all_reduce")
-        return self._collective(Op.ALL_REDUCE, inp, out, inp.count, redop(op), 0, async_op, timeout, 0)
+        self, input: Any, output: Any = None, op: str | RedOp = "sum", *, factor: float = 1.0, async_op: bool = False,
+        timeout: float = 0,
+    ) -> Work | None:  # fmt: skip
+        """Combines `input` of all ranks; every rank gets the same bits in `output` (None: in place).
+
+        `factor` is this rank's own, for op "premul_sum": its input is multiplied by it first.
+        """
+        inp = self._take(input, output is None, "input")
+        out = inp if output is None else self._take(output, True, "output")
+        same_size(inp, out, 1, "all_reduce")
+        return self._collective(Op.ALL_REDUCE, inp, out, inp.count, redop(op), 0, async_op, timeout, 0, factor)
 
     def broadcast(self, buffer: Any, root: int, *, async_op: bool = False, timeout: float = 0) -> Work | None:
         """Copies `buffer` of rank `root` to all ranks' `buffer`."""
         self._check_rank(root, "root")
-        out = take(buffer, self.rank != root, "buffer")
+        out = self._take(buffer, self.rank != root, "buffer")
         return self._collective(Op.BROADCAST, out, out, out.count, RedOp.SUM, root, async_op, timeout, 0)
 
     def all_gather(self, input: Any, output: Any, *, async_op: bool = False, timeout: float = 0) -> Work | None:
         """`output` (size times `input`) gets the inputs of all ranks in rank order."""
-        inp, out = take(input, False, "input"), take(output, True, "output")
-        _same_size(inp, out, self.size, "all_gather")
+        inp, out = self._take(input, False, "input"), self._take(output, True, "output")
+        same_size(inp, out, self.size, "all_gather")
         return self._collective(
             Op.ALL_GATHER, inp, out, inp.count, RedOp.SUM, 0, async_op, timeout, self.rank * inp.nbytes
         )
 
     def reduce_scatter(
-        self, input: Any, output: Any, op: str | RedOp = "sum", *, async_op: bool = False, timeout: float = 0
-    ) -> Work | None:
+        self, input: Any, output: Any, op: str | RedOp = "sum", *, factor: float = 1.0, async_op: bool = False,
+        timeout: float = 0,
+    ) -> Work | None:  # fmt: skip
         """`input` is size times `output`; rank r gets block r of the combined inputs."""
-        inp, out = take(input, False, "input"), take(output, True, "output")
-        _same_size(out, inp, self.size, "reduce_scatter", "output", "input")
+        inp, out = self._take(input, False, "input"), self._take(output, True, "output")
+        same_size(out, inp, self.size, "reduce_scatter", "output", "input")
         return self._collective(
-            Op.REDUCE_SCATTER, inp, out, out.count, redop(op), 0, async_op, timeout, self.rank * out.nbytes
+            Op.REDUCE_SCATTER, inp, out, out.count, redop(op), 0, async_op, timeout, self.rank * out.nbytes, factor
         )
 
     def barrier(self, *, async_op: bool = False, timeout: float = 0) -> Work | None:
         """Returns when all ranks have called it."""
-        token = take(bytearray(4), True, "token")
+        token = self._take(bytearray(4), True, "token")
         token.dtype, token.count = DType.INT32, 1
         return self._collective(Op.ALL_REDUCE, token, token, 1, RedOp.SUM, 0, async_op, timeout, 0)
 
@@ -155,17 +166,17 @@ class Communicator:
 
     def send(self, buffer: Any, peer: int, tag: int = 0, *, async_op: bool = False, timeout: float = 0) -> Work | None:
         """Sends `buffer` to `peer`'s receive with the same tag. Messages with one tag arrive in order."""
-        b = take(buffer, False, "buffer")
+        b = self._take(buffer, False, "buffer")
         return self._ended(self.post(Op.SEND, b.ptr, 0, b.count, b.dtype, 0, peer, tag, timeout, b), async_op)
 
     def recv(
         self, buffer: Any, peer: int | None = None, tag: int = 0, *, async_op: bool = False, timeout: float = 0
     ) -> Work | None:
         """Receives into `buffer` from `peer` (None: whoever sends first). `Work.source_rank` says who it was."""
-        b = take(buffer, True, "buffer")
+        b = self._take(buffer, True, "buffer")
         source = -1 if peer is None else peer
-        work = self.post(Op.RECV, 0, b.ptr, b.count, b.dtype, 0, source, tag, timeout, b)
-        return self._ended(_finishing(work, b), async_op)
+        work = self.post(Op.RECV, 0, b.ptr, b.count, b.dtype, 0, source, tag, timeout, b, b.finish)
+        return self._ended(work, async_op)
 
     # ---- the same by address, for layers that have their own arrays
 
@@ -179,53 +190,62 @@ class Communicator:
         redop: int = 0,
         root: int = 0,
         timeout: float = 0,
+        factor: float = 1.0,
         stream: int = -1,
     ) -> None:
         """One collective on memory at two addresses (equal: in place; broadcast uses `out_ptr`).
 
-        `count` is in elements: of the buffer (all_reduce, broadcast), of one rank's input (all_gather) or output
-        (reduce_scatter). `timeout` 0 is the communicator's. `stream` is the caller's stream on this rank's device: the
-        operation comes after what it holds, and may still be under way on it. -1: none; it has ended at the return.
+        `count` is in elements: of the buffer (all_reduce, reduce, broadcast), of one rank's input (all_gather, gather)
+        or output (reduce_scatter, scatter), of a pair's block (all_to_all). `timeout` 0 is the communicator's. `factor`
+        is this rank's, for premul_sum. A buffer that the rank does not need is 0. `stream` is the caller's stream: the
+        operation comes after what it holds, and may still be under way on it at the return. -1: none; it has ended.
         """
-        self._core.run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, stream)
+        self._core.run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, factor, None, stream)
 
     def post(
         self, op: int, in_ptr: int, out_ptr: int, count: int, dtype: int, redop: int = 0, root: int = 0, tag: int = 0,
-        timeout: float = 0, keep: Any = None, stream: int = -1,
+        timeout: float = 0, keep: Any = None, finish: Callable[[], None] | None = None, factor: float = 1.0,
+        stream: int = -1,
     ) -> Work:  # fmt: skip
         """The same, asynchronous; also SEND (from `in_ptr` to rank `root`) and RECV (into `out_ptr`, rank -1: any).
 
-        `keep` is held until the operation has ended, whatever becomes of the returned work.
+        `keep` is held until the operation has ended, whatever becomes of the returned work; `finish` runs once when it
+        has ended well.
         """
         if op == Op.SEND:
             self._check_rank(root, "peer")
             if root == self.rank:
                 raise UsageError(f"rank {self.rank} cannot send to itself")
             if not self._core.has_p2p_link(root):
-                self._usable()
+                self._core.usable()  # else the dialling would fail, with a reason that misleads
                 self._connector.connect_p2p(root)
-        elif op == Op.RECV and root >= 0:
+        elif op == Op.RECV and root != -1:
             self._check_rank(root, "peer")
             if root == self.rank:
                 raise UsageError(f"rank {self.rank} cannot receive from itself")
-        return self._core.post(op, in_ptr, out_ptr, count, dtype, redop, root, tag, timeout, keep, stream)
+        return self._core.post(
+            op, in_ptr, out_ptr, count, dtype, redop, root, tag, timeout, keep, finish, factor, None, stream
+        )
 
     # ---- what happened
 
     def explain(
-        self, op: str, nbytes: int, dtype: str | DType = "float32", redop: str | RedOp = "sum", root: int = 0
-    ) -> Explanation:
-        """What an operation on `nbytes` bytes (as `count` in `run`) would do. Sends nothing."""
+        self, op: str, nbytes: int, dtype: str | DType = "float32", redop: str | RedOp = "sum", root: int = 0,
+        counts: Sequence[int] = (),
+    ) -> Explanation:  # fmt: skip
+        """What an operation on `nbytes` bytes (as `count` in `run`) would do. Sends nothing. With `counts`, the v form
+        with blocks of so many elements (all_to_all: from rank i to j at i * size + j), whatever `nbytes`."""
         kind, element, operator = (
-            _enum(Op, op, "operation"),
-            _enum(DType, dtype, "dtype"),
-            _enum(RedOp, redop, "operator"),
+            number(Op, op, "operation"),
+            number(DType, dtype, "dtype"),
+            number(RedOp, redop, "operator"),
         )
-        return self._planner.explain(kind, nbytes, element, operator, root, self.paths())
+        nbytes = sum(counts) * element.itemsize if counts else nbytes
+        return self._planner.explain(kind, nbytes, element, operator, root, self.paths(), tuple(counts))
 
     def stats(self) -> dict[str, Any]:
         """Counters of this rank since the communicator was made."""
-        names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
+        names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "transfer")
         raw = self._core.counters()
         path_bytes: dict[str, int] = {}
         border = 0
@@ -241,8 +261,8 @@ class Communicator:
             "path_bytes": path_bytes,
             "border_bytes": border,
             "staged_bytes": raw["staged_bytes"],
-            "plan_cache_hits": self._core.plan_hits,
-            "plan_cache_misses": self._core.plan_misses,
+            "plan_cache_hits": self._core.cache.hits,
+            "plan_cache_misses": self._core.cache.misses,
         }
 
     def describe(self) -> list[dict[str, Any]]:
@@ -292,14 +312,14 @@ class Communicator:
             self._control.abort()
 
     def close(self) -> None:
-        """Waits for operations in flight, then lets go of everything. Idempotent. Other ranks need not close at
-        once."""
+        """Waits for operations in flight, at most `timeout` seconds (what has not ended then is aborted), and lets go
+        of everything. Idempotent. Other ranks need not close at once."""
         if self._closed or self._forked:
             return
         deadline = time.monotonic() + self.timeout
         while self._core.pending and not self._core.failed and time.monotonic() < deadline:
             time.sleep(0.0005)
-        self._shut(0.0 if self._core.failed else 5.0)
+        self._shut(5.0)
 
     def __enter__(self) -> Communicator:
         return self
@@ -313,19 +333,21 @@ class Communicator:
 
     def _collective(
         self, op: Op, inp: Buffer, out: Buffer, count: int, redop: RedOp, root: int, async_op: bool, timeout: float,
-        in_place_at: int,
+        in_place_at: int | None, factor: float = 1.0, shape: Any = None,
     ) -> Work | None:  # fmt: skip
         if inp.dtype != out.dtype:
             raise UsageError(f"{op.label}: input is {inp.dtype.label}, output is {out.dtype.label}; they must be equal")
         if inp is not out:
             check_overlap(inp, out, in_place_at)
         if not async_op:
-            self._core.run(op, inp.ptr, out.ptr, count, inp.dtype, redop, root, timeout)
+            self._core.run(op, inp.ptr, out.ptr, count, inp.dtype, redop, root, timeout, factor, shape)
             if out.finish is not None:
                 out.finish()
             return None
-        work = self._core.post(op, inp.ptr, out.ptr, count, inp.dtype, redop, root, 0, timeout, (inp, out))
-        return _finishing(work, out)
+        keep = (inp, out)
+        return self._core.post(
+            op, inp.ptr, out.ptr, count, inp.dtype, redop, root, 0, timeout, keep, out.finish, factor, shape
+        )
 
     def _ended(self, work: Work, async_op: bool) -> Work | None:
         if async_op:
@@ -341,15 +363,18 @@ class Communicator:
             self._core.add_link(link.peer, table, link.endpoint)
             self._endpoints[link.peer] = (transport.name, link.endpoint)
 
+    def _take(self, array: Any, writable: bool, what: str) -> Buffer:
+        buffer = take(array, writable, what)
+        device = self._joined.device
+        if buffer.place and buffer.nbytes and (device.host_memory or not device.owns(buffer.ptr, buffer.nbytes)):
+            raise UsageError(
+                f"{what} is memory of {buffer.place}, not of rank {self.rank}'s vendor {self.vendor}: copy it there"
+            )
+        return buffer
+
     def _check_rank(self, rank: int, what: str) -> None:
         if not 0 <= rank < self.size:
             raise UsageError(f"{what} {rank} is not a rank of this communicator (0 .. {self.size - 1})")
-
-    def _usable(self) -> None:
-        if self._closed:
-            raise ClosedError("this communicator is closed; create a new one")
-        if self._forked:
-            raise ClosedError("this communicator was made before a fork; only the parent may use it")
 
     def _who(self) -> list[str]:
         return [
@@ -361,9 +386,10 @@ class Communicator:
     def _shut(self, patience: float) -> None:
         self._closed = True
         core, joined = self._core, self._joined
-        abandoned = core.lane_abandoned
         reactor().no_tick(self._watch.tick)
-        core.shut()
+        abandoned = not core.shut(patience) or core.lane_abandoned  # a thread sits in a vendor's call for good
+        if not abandoned:
+            self._packing.close()
         lifecycle.forget(self, abandoned)
         self._control.leave()
         self._connector.close()
@@ -385,9 +411,8 @@ class Communicator:
 
     def _leave_at_exit(self) -> None:
         """The program ends without close(): no waiting, but a farewell, and nobody may touch the engine any more."""
-        if self._core.pending:
-            self._core.abort()
-        self._shut(0.0)
+        if not self._closed and not self._forked:  # a forked child shares the parent's memory: it must say nothing
+            self._shut(1.0)
 
     def _after_fork(self) -> None:
         self._forked = True
@@ -419,32 +444,3 @@ def init(**options: Any) -> Communicator:
     return Communicator(open_store(url, rank, size, config.timeout), rank, size, **options)
 
 
-def redop(op: str | RedOp) -> RedOp:
-    return op if type(op) is RedOp else _enum(RedOp, op, "operator")
-
-
-def _enum(kind: Any, value: Any, what: str) -> Any:
-    if isinstance(value, int):
-        return kind(value)
-    try:
-        return kind[str(value).upper()]
-    except KeyError:
-        raise UnsupportedError(
-            f"no {what} is called {value!r}; there are {', '.join(v.name.lower() for v in kind)}"
-        ) from None
-
-
-def _same_size(
-    one: Buffer, many: Buffer, times: int, op: str, one_name: str = "input", many_name: str = "output"
-) -> None:
-    if one.count * times != many.count:
-        raise UsageError(
-            f"{op}: {many_name} has {many.count} elements, but {one_name} has {one.count}"
-            + (f" and there are {times} ranks; {many_name} must have {one.count * times}" if times > 1 else "")
-        )
-
-
-def _finishing(work: Work, buffer: Buffer) -> Work:
-    if buffer.finish is not None:
-        work.set_finish(buffer.finish)
-    return work

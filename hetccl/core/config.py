@@ -17,7 +17,7 @@ from hetccl.core import log
 from hetccl.core.ranks import RankSpec, parse_ranks
 from hetccl.errors import ConfigError, HetcclError
 
-__all__ = ["VARIABLES", "Config", "Variable", "parse_bytes", "render", "variables"]
+__all__ = ["VARIABLES", "Config", "Variable", "parse_bytes", "parse_rate", "render", "variables"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Config:
     store: str = ""
     verify: str = "first"
     socket_ifname: str = ""
+    border_rate: int = 0
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -116,6 +117,14 @@ def parse_bytes(text: str) -> int:
     return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
 
 
+def parse_rate(text: str) -> int:
+    """ "400M" is 400 million bytes a second; K, M and G are powers of 1000, as for links. Raises `ValueError`."""
+    match = re.fullmatch(r"(\d+)\s*([KMG]?)(?:B(?:/S)?)?", text.strip().upper())
+    if not match:
+        raise ValueError(text)
+    return int(match[1]) * int(1000 ** " KMG".index(match[2] or " "))
+
+
 def variables(plugins: bool = True) -> list[Variable]:
     """Our variables, and with `plugins` those of every installed driver."""
     found = list(VARIABLES)
@@ -165,7 +174,7 @@ def _parse(variable: Variable, text: str) -> Any:
 
 
 _warned: set[str] = set()
-_DEVELOPERS = {"HETCCL_EXT", "HETCCL_TEST_STRICT"}  # read by setup.py and conftest.py only
+_DEVELOPERS = {"HETCCL_EXT", "HETCCL_TEST_STRICT", "HETCCL_TEST_SEED", "HETCCL_TEST_FULL"}  # of setup.py and the tests
 
 
 def _warn_unknown(env: Mapping[str, str]) -> None:
@@ -337,5 +346,13 @@ VARIABLES: tuple[Variable, ...] = (
         'interfaces or prefixes of their names separated by commas, as in "eth0,ib"',
         "",
         "Network interfaces for sockets, in order of preference. Unset: the one on the route to the store.",
+    ),
+    Variable(
+        "HETCCL_BORDER_RATE",
+        'bytes a second, as in "100M" for 100 million',
+        "",
+        "Slows down what this rank sends and receives between islands, all communicators together, each way: for "
+        "experiments. Unset: as fast as the transports are.",
+        parse_rate,
     ),
 )

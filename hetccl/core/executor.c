@@ -143,23 +143,17 @@ static int record(hx_comm *c, hx_work *w, int step)
 
 static int poll_events(hx_comm *c, hx_work *w)
 {
-    int moved = 0;
-    while (w->event_head < w->event_tail) {
-        int slot = w->event_head % HX_EVENTS;
-        int rc = c->dev->event_query(c->dev_ctx, w->events[slot]);
+    int moved = 0, reached = w->event_head;
+    for (; reached < w->event_tail; reached++) {
+        int rc = c->dev->event_query(c->dev_ctx, w->events[reached % HX_EVENTS]);
         if (rc == HETCCL_IN_PROGRESS)
             break;
         if (rc != HETCCL_OK) {
             stream_error(c, w, rc, "a step");
             break;
         }
-        int step = w->event_step[slot];
-        if (step >= 0)
-            w->done[step]++;
-        w->event_head++;
-        moved = 1;
     }
-    if (c->streaming && c->ccl_comm) {
+    if (c->streaming && c->ccl_comm) {      /* asked after the events: a stream also runs past a call that failed */
         int rc = c->ccl->async_error(c->ccl_ctx, c->ccl_comm);
         if (rc == HETCCL_ABORTED)
             c->island_aborted = 1;
@@ -167,6 +161,13 @@ static int poll_events(hx_comm *c, hx_work *w)
             snprintf(w->text, sizeof w->text, "the vendor's library reports: %s", c->ccl->last_error(c->ccl_ctx));
             hx_fail(c, rc, w->text);
         }
+    }
+    if (c->island_aborted || atomic_load_explicit(&c->failed, memory_order_relaxed))
+        return 0;
+    for (; w->event_head < reached; w->event_head++, moved = 1) {
+        int step = w->event_step[w->event_head % HX_EVENTS];
+        if (step >= 0)
+            w->done[step]++;
     }
     return moved;
 }
@@ -193,9 +194,12 @@ static int local_step(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
         return HETCCL_OK;
     if (s->kind == HX_COPY)
         return copy(c, w, dst, src, n * es);
+    int redop = hx_combining(w->plan);
+    if (s->kind == HX_SCALE && w->plan->scale_divisor == 0.0)   /* on the host: plans see to that */
+        return hetccl_scale(dst, src, n, w->plan->dtype, w->factor);
     if (s->kind == HX_SCALE) {
         const void *one = src;
-        if (!c->host_memory) {
+        if (!c->host_memory && s->dst.buffer != HX_HOST_SCRATCH) {
             hetccl_reduce_args a = {sizeof a, w->plan->dtype, HETCCL_SUM, 1, dst, &one, n, w->plan->scale_divisor, w->stream};
             int rc = c->dev->scale_async(c->dev_ctx, &a);
             return rc == HETCCL_OK ? rc : stream_error(c, w, rc, "scaling");
@@ -204,11 +208,17 @@ static int local_step(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
         return hetccl_combine(&to, 1, &one, 1, n, w->plan->dtype, HETCCL_SUM, w->plan->scale_divisor);
     }
     const void *many[256];                  /* HX_COMBINE: island sizes are checked when the plan is compiled */
-    uint64_t stride = s->src.buffer == HX_IN || s->src.buffer == HX_OUT ? w->count : w->segment;
+    uint64_t stride = (uint64_t)s->stride * (s->src.buffer == HX_IN || s->src.buffer == HX_OUT ? w->count : w->segment);
     for (int i = 0; i < s->n_src; i++)
         many[i] = src + (uint64_t)i * stride * es;
     void *to = dst;
-    return hetccl_combine(&to, 1, many, s->n_src, n, w->plan->dtype, w->plan->redop, 1.0);
+    return hetccl_combine(&to, 1, many, s->n_src, n, w->plan->dtype, redop, 1.0);
+}
+
+/* The operator that partial results are combined with. */
+int hx_combining(const hx_plan *p)
+{
+    return p->redop == HETCCL_AVG || p->redop == HETCCL_PREMUL_SUM ? HETCCL_SUM : p->redop;
 }
 
 int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
@@ -219,20 +229,23 @@ int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
     hx_address(w, &s->len, segment, &n);
     if (n == 0)
         return HETCCL_OK;                   /* the same on every rank of the island */
-    a.send = hx_address(w, &s->src, segment, &unused);
-    a.recv = hx_address(w, &s->dst, segment, &unused);
+    a.send = s->src.buffer >= 0 ? hx_address(w, &s->src, segment, &unused) : NULL;
+    a.recv = s->dst.buffer >= 0 ? hx_address(w, &s->dst, segment, &unused) : NULL;
     a.count = n;
-    if (a.redop == HETCCL_AVG && w->plan->divisor != 0.0)
-        a.redop = HETCCL_SUM;               /* hetccl scales; divisor 0 says that the library averages itself */
+    if (a.redop != HETCCL_AVG || w->plan->divisor != 0.0)
+        a.redop = hx_combining(w->plan);    /* hetccl scales; divisor 0 says that the library averages itself */
     if (s->as_bytes) {
         a.count = n * hetccl_dtype_size(a.dtype);
         a.dtype = HETCCL_UINT8;
     }
-    if (!c->streaming && c->check && c->board && c->n_island_local > 1) {
+    int in_turn = !c->streaming && c->board && c->n_island_local > 1 && (c->ccl->caps & HETCCL_CCL_ONE_AT_A_TIME);
+    if (in_turn || (!c->streaming && c->check && c->board && c->n_island_local > 1)) {
         int who = -1;
         hx_call call = {w->plan->op, w->plan->dtype, w->plan->redop, w->plan->root, w->count, w->sequence, w->fingerprint};
         int rc = hx_board_meet(c->board, c->rank, c->island_ranks, c->n_island_local, ++c->meets, &call, c->pauses,
                                w->deadline_ns, &c->aborted, &who);
+        if (rc == HETCCL_OK && in_turn)
+            rc = hx_turn_take(c, w, &who);
         if (rc != HETCCL_OK) {
             c->fail_ranks[0] = who;
             c->n_fail_ranks = who >= 0;
@@ -242,16 +255,22 @@ int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
     }
     int (*const call_of[])(void *, const hetccl_ccl_args *) = {
         [HX_ALL_REDUCE] = c->ccl->all_reduce, [HX_REDUCE_SCATTER] = c->ccl->reduce_scatter,
-        [HX_ALL_GATHER] = c->ccl->all_gather, [HX_BROADCAST] = c->ccl->broadcast, [HX_REDUCE] = c->ccl->reduce};
-    int rc = call_of[s->kind](c->ccl_ctx, &a);
-    atomic_fetch_add_explicit(&c->vendor_calls[s->kind], 1, memory_order_relaxed);
+        [HX_ALL_GATHER] = c->ccl->all_gather, [HX_BROADCAST] = c->ccl->broadcast, [HX_REDUCE] = c->ccl->reduce,
+        [HX_ALL_TO_ALL] = c->ccl->all_to_all, [HX_TRANSFER] = c->island_rank == s->root ? c->ccl->send : c->ccl->recv};
+    int takes_part = s->kind != HX_TRANSFER || c->island_rank == s->root || c->island_rank == s->to;
+    if (s->kind == HX_TRANSFER && c->island_rank == s->root)
+        a.peer = s->to;
+    int rc = takes_part ? call_of[s->kind](c->ccl_ctx, &a) : HETCCL_OK;
+    if (in_turn)
+        hx_turn_give();
+    atomic_fetch_add_explicit(&c->vendor_calls[s->kind], (uint64_t)takes_part, memory_order_relaxed);
     if (rc != HETCCL_OK)
         snprintf(w->text, sizeof w->text, "%s", c->ccl->last_error(c->ccl_ctx));
     return rc;
 }
 
 /* Next step of a lane, or NULL at its end. Skips iterations that lie outside the segments. */
-static const hx_step *lane_next(const hx_work *w, int lane, int64_t *segment, int *index)
+const hx_step *hx_lane_next(const hx_work *w, int lane, int64_t *segment, int *index)
 {
     const hx_plan *p = w->plan;
     hx_lane_state *s = (hx_lane_state *)&w->lane[lane];
@@ -278,7 +297,7 @@ static int scratch_busy(const hx_work *w, int lane, int64_t segment)
     return w->done[p->lane_steps[HX_LANE_ISLAND][islands - 1]] <= before;
 }
 
-static int is_vendor(const hx_step *s) { return s->kind <= HX_REDUCE; }
+static int is_vendor(const hx_step *s) { return s->kind <= HX_TRANSFER; }
 
 /* One step of a lane: 1 moved, 0 blocked, -1 lane at its end (or the communicator failed). */
 static int lane_step(hx_work *w, int lane, int inline_calls)
@@ -287,7 +306,7 @@ static int lane_step(hx_work *w, int lane, int inline_calls)
     hx_lane_state *state = &w->lane[lane];
     int64_t segment;
     int index, rc = HETCCL_OK, moved = 0;
-    const hx_step *s = lane_next(w, lane, &segment, &index);
+    const hx_step *s = hx_lane_next(w, lane, &segment, &index);
     if (!s)
         return -1;
     if (c->island_aborted)
@@ -300,6 +319,8 @@ static int lane_step(hx_work *w, int lane, int inline_calls)
     } else {
         if (!state->running && ((s->wait_step >= 0 && w->done[s->wait_step] <= segment) || scratch_busy(w, lane, segment)))
             return 0;
+        if (!c->host_memory && lane == HX_LANE_ISLAND && !state->running && w->event_tail - w->event_head >= HX_EVENTS - 1)
+            return 0;                       /* no event is free to tell when this step is done */
         if (s->kind == HX_FLOWS) {
             if (!state->running) {
                 hx_flows_begin(w, s, segment);
@@ -310,8 +331,6 @@ static int lane_step(hx_work *w, int lane, int inline_calls)
                 return moved;
             state->running = 0;
         } else if (is_vendor(s)) {
-            if (c->streaming && w->event_tail - w->event_head >= HX_EVENTS - 1)
-                return 0;
             size_t n;
             hx_address(w, &s->len, segment, &n);
             int here = c->streaming || n == 0 || (inline_calls && (n * hetccl_dtype_size(w->plan->dtype) <= HX_INLINE_BYTES ||
@@ -360,13 +379,17 @@ int hx_work_progress(hx_work *w, int inline_calls)
     if (atomic_load_explicit(&c->failed, memory_order_relaxed))
         return 1;
     size_t es = hetccl_dtype_size(w->plan->dtype);
-    if (w->user_in && !w->staged_in) {      /* host memory of the caller, device memory for the vendor */
-        if (w->plan->in_blocks && copy(c, w, w->in, w->user_in, (size_t)w->plan->in_blocks * w->count * es) != HETCCL_OK)
+    if (!w->staged_in) {                    /* host memory of the caller, device memory for the vendor */
+        if (w->user_out && w->plan->reads_out && copy(c, w, w->out, w->user_out, (size_t)w->plan->out_blocks * w->count * es) != HETCCL_OK)
+            return 1;
+        if (w->user_in && w->plan->in_blocks && copy(c, w, w->in, w->user_in, (size_t)w->plan->in_blocks * w->count * es) != HETCCL_OK)
             return 1;
         w->staged_in = 1;
     }
     if (!c->host_memory)
         moved |= poll_events(c, w);
+    if (c->island_aborted)                  /* events behind an aborted call are reached, but what they promise is not there */
+        return moved;
     do {
         any = 0;
         for (int l = 0; l < HX_LANES; l++) {
@@ -402,35 +425,4 @@ int hx_work_enqueue(hx_work *w)
     while ((rc = lane_step(w, HX_LANE_ISLAND, 1)) == 1)
         ;
     return (int)atomic_load_explicit(&w->comm->failed, memory_order_acquire);
-}
-
-/* Whom a work waits for, for the text of a timeout. */
-void hx_work_waiting(hx_work *w, int32_t *ranks, int32_t *n, int32_t max, const char **phase)
-{
-    int64_t segment;
-    int index;
-    *n = 0;
-    *phase = "copy";
-    if (!w->bound)
-        return;
-    const hx_step *s = lane_next(w, HX_LANE_BORDER, &segment, &index);
-    if (s && s->kind == HX_FLOWS && w->lane[HX_LANE_BORDER].running) {
-        *phase = "border";
-        for (int f = s->first_flow; f < s->first_flow + s->n_flows; f++)
-            for (int i = 0; !w->flow[f].done && i < w->plan->flows[f].n_peers; i++) {
-                int known = 0;
-                for (int k = 0; k < *n; k++)
-                    known |= ranks[k] == w->plan->flows[f].peer[i];
-                if (!known && *n < max)
-                    ranks[(*n)++] = w->plan->flows[f].peer[i];
-            }
-        return;
-    }
-    s = lane_next(w, HX_LANE_ISLAND, &segment, &index);
-    if (s && is_vendor(s)) {
-        *phase = "island";
-        for (int i = 0; i < w->comm->n_island_local && *n < max; i++)
-            if (w->comm->island_ranks[i] != w->comm->rank)
-                ranks[(*n)++] = w->comm->island_ranks[i];
-    }
 }

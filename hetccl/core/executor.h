@@ -63,6 +63,7 @@ typedef struct hx_work {
     char *in, *out;                    /* device addresses the plan works on */
     char *user_in, *user_out;          /* host memory of the caller when staged, else NULL */
     uint64_t count, segment;
+    double factor;                     /* of premul_sum: this rank's own */
     int64_t segments;
     uint32_t fingerprint, sequence;
     uint64_t deadline_ns;
@@ -104,7 +105,7 @@ typedef struct hx_comm {
     const hetccl_ccl_ops *ccl;
     void *ccl_ctx, *ccl_comm;
     int32_t island_size, island_rank;
-    int32_t *island_ranks;             /* ranks of my island that share my board */
+    int32_t *island_ranks;             /* ranks of my island that share my board, in the order of their processes: turns.c */
     int32_t n_island_local;
     int host_memory, streaming;        /* of the device; of the ccl */
     void *stream, *last_stream, *order_event;  /* the vendor's calls are ordered also where they change streams */
@@ -114,7 +115,8 @@ typedef struct hx_comm {
     hx_transport transports[HX_TRANSPORTS];
     int32_t n_transports;
     hx_board *board;
-    uint32_t meets;
+    uint32_t meets, turns;
+    int32_t turn_before, turn_after;   /* the rank whose process is taken before mine, -1: none; whether another follows */
     /* scratch, grown between works */
     char *device_scratch, *host_scratch, *staged_in, *staged_out;
     size_t device_cap, host_cap, staged_in_cap, staged_out_cap;
@@ -131,7 +133,7 @@ typedef struct hx_comm {
     int32_t fail_ranks[8], n_fail_ranks;
     _Atomic uint32_t aborted;
     int32_t island_aborted;            /* a mate aborted the vendor's call: hx_comm_check finds out why */
-    uint64_t aborted_ns, drain_since;
+    uint64_t aborted_ns, drain_since, lane_since;
     void *drain_event;
     uint64_t moves, moves_seen, progress_ns, looked_ns; /* driver lock */
     int kick_fd;                       /* eventfd: wakes whoever sleeps on this communicator */
@@ -166,6 +168,7 @@ int hx_submit(hx_comm *c, hx_work *w);
  * one vendor call where the library is BLOCKING. */
 int hx_drive(hx_comm *c, hx_work *w, uint64_t slice_ns);
 int hx_comm_progress(hx_comm *c, int inline_calls);      /* driver lock held; returns whether something moved */
+int hx_comm_quiesce(hx_comm *c, uint64_t ns);            /* HETCCL_TIMED_OUT: somebody does not come out */
 void hx_comm_check(hx_comm *c);                          /* deadlines, losses, aborts; driver lock held */
 void hx_fail(hx_comm *c, int status, const char *text);
 void hx_kick(hx_comm *c);
@@ -178,6 +181,7 @@ void hx_work_bind(hx_work *w);
 int hx_work_progress(hx_work *w, int inline_calls);      /* returns whether something moved */
 void hx_work_waiting(hx_work *w, int32_t *ranks, int32_t *n, int32_t max, const char **phase);
 int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment);
+int hx_combining(const hx_plan *p);
 char *hx_address(hx_work *w, const hx_slice *s, int64_t segment, size_t *n);
 
 int hx_work_enqueue(hx_work *w);                         /* the whole island lane of a plan that never waits */
@@ -195,9 +199,19 @@ int hx_streamed_progress(hx_comm *c);                    /* driver lock held; re
 void hx_streamed_fail(hx_comm *c, int status);
 hx_work *hx_streamed_first(hx_comm *c);
 
+/* Next step of a lane, or NULL at its end. */
+const hx_step *hx_lane_next(const hx_work *w, int lane, int64_t *segment, int *index);
+
 /* ---- flows.c */
 void hx_flows_begin(hx_work *w, const hx_step *s, int64_t segment);
 int hx_flows_progress(hx_work *w, const hx_step *s, int *moved);   /* HETCCL_OK when all are done */
+
+/* ---- turns.c */
+/* Takes this process for a call of a library that makes one at a time, after a meeting. Blocks until the ranks before have
+ * theirs and no other call runs here, at most up to the work's deadline; *who: for whom it waited, -1: for another call. */
+int hx_turn_take(hx_comm *c, const hx_work *w, int *who);
+void hx_turn_give(void);
+void hx_turns_after_fork(void);
 
 /* ---- lane.c */
 int hx_lane_post(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment);

@@ -4,6 +4,7 @@ bound."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hetccl.core.plan import FlowKind, Plan, StepKind
@@ -45,9 +46,11 @@ class Explanation:
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
 
-def border_bound(topology: Topology, op: Op, plan_class: str, count: int, itemsize: int, root: int = 0) -> int:
+def border_bound(
+    topology: Topology, op: Op, plan_class: str, count: int, itemsize: int, root: int = 0, counts: Sequence[int] = ()
+) -> int:
     """Least bytes that must leave the islands, all together (docs/design/plans.md). `count` as in
-    `Communicator.run`."""
+    `Communicator.run`; `counts` are the blocks' lengths of the v forms (all_to_all: of pair i, j at i * n + j)."""
     c, n = len(topology.islands), topology.size
     if c == 1:
         return 0
@@ -55,7 +58,14 @@ def border_bound(topology: Topology, op: Op, plan_class: str, count: int, itemsi
     if op == Op.ALL_REDUCE:
         return c * (c - 1) * nbytes if plan_class == "latency" else 2 * (c - 1) * nbytes
     if op in (Op.ALL_GATHER, Op.REDUCE_SCATTER):
-        return (c - 1) * n * nbytes
+        return (c - 1) * (sum(counts) * itemsize if counts else n * nbytes)
+    island = [topology.place(r)[0] for r in range(n)]
+    if op in (Op.GATHER, Op.SCATTER):
+        return sum((counts[r] if counts else count) * itemsize for r in range(n) if island[r] != island[root])
+    if op == Op.ALL_TO_ALL and counts:
+        return sum(counts[i * n + j] * itemsize for i in range(n) for j in range(n) if island[i] != island[j])
+    if op == Op.ALL_TO_ALL:
+        return sum(i.size * (n - i.size) * nbytes for i in topology.islands)
     return (c - 1) * nbytes
 
 
@@ -67,7 +77,8 @@ def describe_steps(plan: Plan) -> list[str]:
             name = step.kind.name.lower()
             where = f" to island rank {step.root}" if step.kind == StepKind.REDUCE else ""
             where = f" from island rank {step.root}" if step.kind == StepKind.BROADCAST else where
-            by = "vendor " if step.kind <= StepKind.REDUCE else "local "
+            where = f" from island rank {step.root} to {step.to}" if step.kind == StepKind.TRANSFER else where
+            by = "vendor " if step.kind <= StepKind.TRANSFER else "local "
             lines.append(by + name + where + (" (moved as bytes)" if step.as_bytes else ""))
             continue
         for flow in plan.flows[step.first_flow : step.first_flow + step.n_flows]:
@@ -78,6 +89,7 @@ def describe_steps(plan: Plan) -> list[str]:
                 FlowKind.FORWARD: f"receive from rank {flow.peers[0]}, forward to {flow.peers[-1]}",
                 FlowKind.OWN: f"combine with contributions of ranks {peers}"
                 + (", return the result" if flow.give_back else ""),
+                FlowKind.PASS: f"combine with ranks {', '.join(map(str, flow.peers[:-1]))}, pass to {flow.peers[-1]}",
                 FlowKind.EXCHANGE: f"exchange with ranks {peers} and combine alike",
             }[flow.kind]
             lines.append("border " + text)

@@ -15,7 +15,7 @@ __all__ = ["Failures"]
 UNSUPPORTED, INVALID, PEER_LOST, TIMED_OUT, ABORTED, MISMATCH, NO_MEMORY, SYSTEM, VENDOR = range(2, 11)
 
 BoardCall = tuple[int, int, int, int, int, int, int]  # rank, op, dtype, redop, root, count, sequence
-BY_US = "abort() was called"
+BY_US = ("abort() was called", "it was closed", "interrupted")  # how texts begin when this rank itself gave up
 REBUILD = "This communicator is dead: close it and create a new one without the lost ranks."
 
 
@@ -136,9 +136,9 @@ class Failures:
     def _call_text(self, call: BoardCall) -> str:
         rank, op, dtype, redop, root, count, sequence = call
         detail = f"{count} x {DType(dtype).label}"
-        if op in (Op.ALL_REDUCE, Op.REDUCE_SCATTER):
+        if op in (Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.REDUCE):
             detail += f", {RedOp(redop).label}"
-        if op == Op.BROADCAST:
+        if op in (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER):
             detail += f", root {root}"
         return f"rank {rank}: {Op(op).label}({detail}) as operation {sequence}"
 

@@ -92,6 +92,9 @@ static int run_recv(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t chun
     return st->done ? HETCCL_OK : HETCCL_IN_PROGRESS;
 }
 
+/* The peers of PASS end with the one that the result goes to. */
+static int contributors(const hx_flow *f) { return f->kind == HX_FLOW_PASS ? f->n_peers - 1 : f->n_peers; }
+
 /* One combined chunk, if every contribution has arrived. The own one stands at its place in island order. */
 static int combine_chunk(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t m, size_t es)
 {
@@ -99,10 +102,10 @@ static int combine_chunk(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t
     const hx_plan *plan = w->plan;
     const void *src[HX_FAN + 1];
     void *dst[HX_FAN + 1];
-    int reserved[HX_FAN] = {0}, answered[HX_FAN] = {0}, n_dst = 0;
+    int reserved[HX_FAN] = {0}, answered[HX_FAN] = {0}, n_dst = 0, n = contributors(f);
     void *arrived[HX_FAN];
     char *own = st->src + st->pos * es;
-    for (int k = 0; k < f->n_peers; k++) {
+    for (int k = 0; k < n; k++) {
         hx_peer *p = &c->peers[f->peer[k]];
         hetccl_message msg = {sizeof msg, w->fingerprint, HETCCL_CHANNEL_CONTRIBUTE, 0, NULL, m * es};
         int rc = p->ops->peek(p->ctx, p->ep, &msg, 0);
@@ -121,7 +124,7 @@ static int combine_chunk(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t
     }
     src[f->position] = own;
     dst[n_dst++] = st->dst + st->pos * es;
-    for (int k = 0; f->give_back && k < f->n_peers; k++) {
+    for (int k = 0; f->give_back && k < n; k++) {
         hx_peer *p = &c->peers[f->peer[k]];
         if (!p->slots || st->sent[k] != st->pos)
             continue;                       /* that peer's stream lags: the chunk is sent from dst later */
@@ -136,13 +139,12 @@ static int combine_chunk(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t
             reserved[k] = 1;
         }
     }
-    int redop = plan->redop == HETCCL_AVG ? HETCCL_SUM : plan->redop;
-    int rc = hetccl_combine(dst, n_dst, src, f->n_peers + 1, m, plan->dtype, redop, f->finish ? plan->divisor : 1.0);
+    int rc = hetccl_combine(dst, n_dst, src, n + 1, m, plan->dtype, hx_combining(plan), f->finish ? plan->divisor : 1.0);
     if (rc != HETCCL_OK) {
         snprintf(w->text, sizeof w->text, "the host cannot combine this dtype with this operator");
         return rc;
     }
-    for (int k = 0; k < f->n_peers; k++) {
+    for (int k = 0; k < n; k++) {
         hx_peer *p = &c->peers[f->peer[k]];
         hetccl_message msg = {sizeof msg, w->fingerprint, HETCCL_CHANNEL_RESULT, 0, NULL, m * es};
         rc = answered[k] ? p->ops->answer(p->ctx, p->ep, &msg) : HETCCL_IN_PROGRESS;
@@ -174,6 +176,12 @@ static int run_own(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t chunk
     if (rc > HETCCL_IN_PROGRESS)
         return rc;
     int all = st->pos == st->n;
+    if (f->kind == HX_FLOW_PASS) {
+        int k = f->n_peers - 1, sent = send_up_to(w, f, k, st->dst, &st->sent[k], st->pos, st->n, f->channel, chunk, es, moved);
+        if (sent > HETCCL_IN_PROGRESS)
+            return sent;
+        all &= st->sent[k] == st->n;
+    }
     for (int k = 0; f->give_back && k < f->n_peers; k++) {
         int sent = send_up_to(w, f, k, st->dst, &st->sent[k], st->pos, st->n, HETCCL_CHANNEL_RESULT, chunk, es, moved);
         if (sent > HETCCL_IN_PROGRESS)
@@ -242,7 +250,8 @@ int hx_flows_progress(hx_work *w, const hx_step *s, int *moved)
         case HX_FLOW_SEND: rc = run_send(w, f, st, chunk, es, moved); break;
         case HX_FLOW_RECV:
         case HX_FLOW_FORWARD: rc = run_recv(w, f, st, chunk, es, moved); break;
-        case HX_FLOW_OWN: rc = run_own(w, f, st, chunk, es, moved); break;
+        case HX_FLOW_OWN:
+        case HX_FLOW_PASS: rc = run_own(w, f, st, chunk, es, moved); break;
         default: rc = run_exchange(w, f, st, chunk, es, moved); break;
         }
         if (rc > HETCCL_IN_PROGRESS)

@@ -12,6 +12,8 @@
 
 #define EAGER (64u << 10)
 #define CREDIT (1u << 20)                   /* unacknowledged eager bytes a link */
+#define HEADERS 64u                         /* headers of sends that are queued at once; answers come on top */
+#define READS 256                           /* messages taken at once from one link, so that the others have their turn */
 #define CONTROL 0x70327063u                 /* fingerprints of control records and of data */
 #define DATA 0x70327064u
 
@@ -41,8 +43,8 @@ typedef struct plink {
     uint32_t messages;                      /* sender: numbered so far */
     size_t unacked;
     /* what is being written: records go first, then the data of the active send */
-    record out[64];
-    uint32_t out_head, out_tail;
+    record *out, writing;                   /* a ring, and its head on its way out */
+    uint32_t out_room, out_head, out_tail;  /* room: a power of two, or 0 */
     hx_work *active;                        /* sender: its data is under way */
     size_t active_sent;
     hx_work *sends, *sends_tail;            /* in order; announced ones wait here too */
@@ -61,7 +63,9 @@ struct hx_p2p {
 };
 
 /* p2p_wire.c; the communicator's lock is held in all of them */
-int hx_p2p_put(plink *l, uint32_t kind, uint32_t message, int32_t tag, uint64_t nbytes);
+/* Queues a record. What comes in is always read and answered, whatever waits to go out: two ends that stopped reading until
+ * they could write would wait for each other. So the queue grows, by at most two records an unfinished message. */
+void hx_p2p_put(hx_comm *c, plink *l, uint32_t kind, uint32_t message, int32_t tag, uint64_t nbytes);
 int hx_p2p_start_sends(hx_comm *c, plink *l);
 int hx_p2p_write(hx_comm *c, plink *l);
 int hx_p2p_read(hx_comm *c, plink *l);

@@ -2,6 +2,7 @@
  * Point to point: records and data going out of and coming in over one link.
  */
 #include "p2p.h"
+#include <stdlib.h>
 
 /* A peer that has gone only matters to those who still wait for it: see missed(). */
 static int link_error(hx_comm *c, plink *l, int rc)
@@ -16,12 +17,22 @@ static int link_error(hx_comm *c, plink *l, int rc)
     return rc;
 }
 
-int hx_p2p_put(plink *l, uint32_t kind, uint32_t message, int32_t tag, uint64_t nbytes)
+void hx_p2p_put(hx_comm *c, plink *l, uint32_t kind, uint32_t message, int32_t tag, uint64_t nbytes)
 {
-    if (l->out_tail - l->out_head == 64)
-        return 0;
-    l->out[l->out_tail++ % 64] = (record){kind, message, tag, 0, nbytes};
-    return 1;
+    if (l->out_tail - l->out_head == l->out_room) {
+        uint32_t room = l->out_room ? 2 * l->out_room : 2 * HEADERS;
+        record *out = malloc(room * sizeof *out);
+        if (!out) {
+            hx_fail(c, HETCCL_NO_MEMORY, "no memory for control records of messages");
+            return;
+        }
+        for (uint32_t i = l->out_head; i != l->out_tail; i++)
+            out[i & (room - 1)] = l->out[i & (l->out_room - 1)];
+        free(l->out);
+        l->out = out;
+        l->out_room = room;
+    }
+    l->out[l->out_tail++ & (l->out_room - 1)] = (record){kind, message, tag, 0, nbytes};
 }
 
 /* Writes records and the active send's data. The lock is held. */
@@ -40,7 +51,8 @@ int hx_p2p_write(hx_comm *c, plink *l)
                 hx_p2p_done(c, w, &l->sends, &l->sends_tail);
             }
         } else if (l->out_head != l->out_tail) {
-            record *r = &l->out[l->out_head % 64];
+            record *r = &l->writing;        /* a transport may hold on to the address; the queue may move */
+            *r = l->out[l->out_head & (l->out_room - 1)];
             hetccl_message m = {sizeof m, CONTROL, HETCCL_CHANNEL_P2P, 0, r, sizeof *r};
             rc = l->ops->send(l->ctx, l->ep, &m);
             if (rc == HETCCL_OK) {
@@ -78,8 +90,9 @@ int hx_p2p_start_sends(hx_comm *c, plink *l)
         if (w->p2p_state != S_READY)
             continue;
         int eager = w->nbytes <= EAGER && l->unacked + w->nbytes <= CREDIT;
-        if (!hx_p2p_put(l, eager ? R_EAGER : R_ANNOUNCE, w->message, w->tag, w->nbytes))
+        if (l->out_tail - l->out_head >= HEADERS)
             break;
+        hx_p2p_put(c, l, eager ? R_EAGER : R_ANNOUNCE, w->message, w->tag, w->nbytes);
         if (eager)
             l->unacked += w->nbytes;
         w->p2p_state = eager ? S_QUEUED : S_ANNOUNCED;
@@ -91,7 +104,7 @@ int hx_p2p_start_sends(hx_comm *c, plink *l)
 int hx_p2p_read(hx_comm *c, plink *l)
 {
     int moved = 0;
-    while (l->out_tail - l->out_head < 60) { /* every record may ask for an answer */
+    for (int turn = 0; turn < READS; turn++) {
         record r;
         int data = l->into || l->filling, rc;
         size_t n = l->left < c->chunk_bytes ? l->left : c->chunk_bytes;

@@ -19,15 +19,18 @@ enum { HX_IN = 0, HX_OUT = 1, HX_DEVICE_SCRATCH = 2, HX_HOST_SCRATCH = 3 };
 /* Elements [a*u + at*t, b*u + bt*t) of block `block` of a buffer. Blocks of IN and OUT are `count` elements apart, blocks of
  * scratch one segment apart. */
 typedef struct hx_slice {
-    int32_t buffer, block;
-    int32_t a, at, b, bt;
+    int32_t buffer;
+    int64_t block;
+    int64_t a, at, b, bt;               /* 64 bits: the v forms count elements here */
 } hx_slice;
 
 enum {
     HX_ALL_REDUCE, HX_REDUCE_SCATTER, HX_ALL_GATHER, HX_BROADCAST, HX_REDUCE,   /* vendor calls; count = length of `len` */
+    HX_ALL_TO_ALL,                  /* `len` is one pair's block */
+    HX_TRANSFER,                    /* island rank `root` sends src, island rank `to` receives dst, the others only pass by */
     HX_COPY,                        /* dst = src, lengths equal to `len` */
     HX_COMBINE,                     /* dst = op over n_src blocks of src, host memory */
-    HX_SCALE,                       /* dst = src / divisor */
+    HX_SCALE,                       /* dst = src / divisor, or src * the work's factor */
     HX_FLOWS,                       /* border messages: flows [first_flow, first_flow + n_flows) side by side */
     HX_STEP_KINDS
 };
@@ -39,8 +42,9 @@ typedef struct hx_step {
     int32_t shift;                  /* runs for segment iteration + shift: lets island calls of later segments go first */
     int32_t wait_step;              /* index of a step of the other lane that must be done for the same segment, or -1 */
     int32_t signal;                 /* some step waits for this one */
-    int32_t root;                   /* island rank, for broadcast and reduce */
+    int32_t root, to;               /* island ranks: of broadcast and reduce; ends of a transfer */
     int32_t n_src;                  /* combine */
+    int64_t stride;                 /* combine: blocks from one source to the next */
     int32_t as_bytes;               /* vendor call moves the elements as bytes */
     int32_t first_flow, n_flows;
     int32_t exclusive;              /* flows: no two use one channel of one peer in one direction */
@@ -52,6 +56,7 @@ enum {
     HX_FLOW_RECV,                   /* dst from peer[0] */
     HX_FLOW_FORWARD,                /* dst from peer[0], and on to peer[1] */
     HX_FLOW_OWN,                    /* dst = op over src and the peers' contributions in island order; `give_back`: to all peers */
+    HX_FLOW_PASS,                   /* like OWN, and the result goes on, as a contribution, to the last of the peers */
     HX_FLOW_EXCHANGE                /* src to all peers, dst = op over all in island order; everybody does the same */
 };
 
@@ -74,10 +79,11 @@ typedef struct hx_plan {
     int32_t *lane_steps[HX_LANES];  /* indices into steps, in order */
     int32_t max_shift;
     uint64_t segment;               /* elements, a multiple of units * HX_UNIT_ALIGN; 0: one segment whatever the count */
-    int32_t in_blocks, out_blocks;  /* how many times `count` the caller's buffers hold */
-    int32_t device_blocks, host_blocks; /* scratch, in segments */
+    int64_t in_blocks, out_blocks;  /* how many times `count` the caller's buffers hold */
+    int64_t device_blocks, host_blocks; /* scratch, in segments */
     double divisor;                 /* of avg, else 1 */
-    double scale_divisor;           /* of HX_SCALE */
-    int32_t reads_out;              /* OUT holds input (broadcast, recv in place) */
+    double scale_divisor;           /* of HX_SCALE; 0: multiply by the work's factor (premul_sum) */
+    int32_t reads_out;              /* OUT is not written as a whole: what it holds must be kept */
+    uint32_t digest;                /* of what ranks share beside the count: lengths of blocks */
 } hx_plan;
 #endif

@@ -46,10 +46,12 @@ class StepKind(enum.IntEnum):
     ALL_GATHER = 2
     BROADCAST = 3
     REDUCE = 4
-    COPY = 5
-    COMBINE = 6
-    SCALE = 7
-    FLOWS = 8
+    ALL_TO_ALL = 5
+    TRANSFER = 6  # one island rank to another; the others only pass by
+    COPY = 7
+    COMBINE = 8
+    SCALE = 9
+    FLOWS = 10
 
 
 class FlowKind(enum.IntEnum):
@@ -57,7 +59,8 @@ class FlowKind(enum.IntEnum):
     RECV = 1
     FORWARD = 2
     OWN = 3
-    EXCHANGE = 4
+    PASS = 4
+    EXCHANGE = 5
 
 
 class Lane(enum.IntEnum):
@@ -113,7 +116,9 @@ class Step:
     wait: int = -1
     shift: int = 0
     root: int = 0
+    to: int = 0
     n_src: int = 0
+    stride: int = 1
     as_bytes: bool = False
     first_flow: int = 0
     n_flows: int = 0
@@ -139,7 +144,9 @@ class Plan:
     device_blocks: int = 0
     host_blocks: int = 0
     divisor: float = 1.0  # of avg; 0: the vendor's library averages itself
-    scale_divisor: float = 1.0
+    scale_divisor: float = 1.0  # 0: multiply by the rank's own factor (premul_sum)
+    reads_out: bool = False  # OUT is not written as a whole
+    digest: int = 0  # of the blocks' lengths, where they differ
 
     def lane(self, lane: Lane) -> list[int]:
         return [i for i, s in enumerate(self.steps) if s.lane == lane]
@@ -167,6 +174,8 @@ class Plan:
                     targets = flow.peers
                 elif flow.kind == FlowKind.OWN and flow.give_back:
                     targets = flow.peers
+                elif flow.kind == FlowKind.PASS:
+                    targets = flow.peers[-1:]
                 elif flow.kind == FlowKind.FORWARD:
                     targets = flow.peers[1:]
                 for peer in targets:

@@ -189,6 +189,7 @@ hx_work *hx_completed_pop(uint64_t timeout_ns)
 /* In a forked child: the threads are gone, and their locks may be held for ever. */
 void hx_engine_after_fork(void)
 {
+    hx_turns_after_fork();
     pthread_mutex_init(&E.lock, NULL);
     pthread_mutex_init(&E.done_lock, NULL);
     E.comms = NULL;

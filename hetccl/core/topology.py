@@ -36,6 +36,8 @@ class Record:
     transports: dict[str, dict[str, Any]]  # name -> address
     max_message: dict[str, int]
     wire: tuple[int, int] = (1, 1)  # lowest and highest version spoken
+    process: tuple[int, int] = (0, 0)  # different for every process, also where several have one pid
+    calls: int = 0  # which optional calls the vendor's library has: bits ALL_TO_ALL, TRANSFER
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -43,6 +45,7 @@ class Record:
             "island_key": list(self.island_key),
             "reduce_mask": list(self.reduce_mask),
             "wire": list(self.wire),
+            "process": list(self.process),
         }
 
     @staticmethod
@@ -51,6 +54,7 @@ class Record:
         data["island_key"] = tuple(data["island_key"])
         data["reduce_mask"] = tuple(data["reduce_mask"])
         data["wire"] = tuple(data["wire"])
+        data["process"] = tuple(data["process"])
         return Record(**data)
 
 
@@ -67,6 +71,7 @@ class Island:
     segment_bytes: int
     reduce_mask: tuple[int, ...]
     move_mask: int
+    calls: int = 0
 
     @property
     def size(self) -> int:
@@ -86,6 +91,16 @@ class Island:
 
     def moves(self, dtype: DType) -> bool:
         return bool(self.move_mask >> dtype & 1)
+
+    @property
+    def swaps(self) -> bool:
+        """Whether the vendor's library has an all_to_all."""
+        return bool(self.calls & 1)
+
+    @property
+    def transfers(self) -> bool:
+        """Whether the vendor's library has send and receive."""
+        return bool(self.calls & 2)
 
 
 @dataclass(frozen=True)
@@ -118,18 +133,22 @@ class Topology:
         Shards of islands of n and m ranks meet in n + m - gcd(n, m) pairs; blocks enter an island at their rank's
         number modulo the island's size; heads meet heads.
         """
-        pairs: set[tuple[int, int]] = set()
-        for a in self.islands:
-            for b in self.islands[a.index + 1 :]:
-                for i in range(a.size):
-                    for j in range(b.size):
-                        # shards [i/n, (i+1)/n) and [j/m, (j+1)/m) overlap
-                        shards = i * b.size < (j + 1) * a.size and j * a.size < (i + 1) * b.size
-                        if shards or i % b.size == j or j % a.size == i:
-                            pairs.add((min(a.ranks[i], b.ranks[j]), max(a.ranks[i], b.ranks[j])))
-                        elif i == 0 or j == 0:  # a broadcast's root sends to the next island's head, whoever is root
-                            pairs.add((min(a.ranks[i], b.ranks[j]), max(a.ranks[i], b.ranks[j])))
-        return sorted(pairs)
+        return sorted(
+            (min(p, q), max(p, q))
+            for a in self.islands
+            for b in self.islands[a.index + 1 :]
+            for p in a.ranks
+            for q in b.ranks
+            if self.linked(p, q)
+        )
+
+    def linked(self, p: int, q: int) -> bool:
+        """Whether two ranks of different islands exchange border messages."""
+        (one, i), (other, j) = self.place(p), self.place(q)
+        n, m = self.islands[one].size, self.islands[other].size
+        shards = i * m < (j + 1) * n and j * n < (i + 1) * m  # [i/n, (i+1)/n) and [j/m, (j+1)/m) overlap
+        # a broadcast's root sends to the next island's head, whoever is root
+        return shards or i % m == j or j % n == i or i == 0 or j == 0
 
     def to_json(self) -> dict[str, Any]:
         islands = [{**i.__dict__, "ranks": list(i.ranks), "reduce_mask": list(i.reduce_mask)} for i in self.islands]
@@ -182,6 +201,7 @@ def compute_topology(records: Sequence[Record], chunk_bytes: int) -> Topology:
             min(r.segment_bytes for r in group),
             tuple(_and(r.reduce_mask[d] for r in group) for d in range(len(group[0].reduce_mask))),
             _and(r.move_mask for r in group),
+            _and(r.calls for r in group),
         )
         for index, group in enumerate(ordered)
     )

@@ -23,4 +23,12 @@ int hetccl_can_combine(int dtype, int redop);
  * and one or two destinations is the hot one. Returns an hetccl_status. */
 int hetccl_combine(void *const *dst, int n_dst, const void *const *src, int n_src, size_t count, int dtype, int redop,
                    double divisor);
+
+/* dst = src * factor for elements of `dtype`; dst may be src. The factor is rounded to the type that computes (float32 for
+ * all floats but float64 and complex128), the product to the element. Integers take whole factors, and wrap.
+ * HETCCL_INVALID for bool and for a factor that an integer cannot take. */
+int hetccl_scale(void *dst, const void *src, size_t count, int dtype, double factor);
+
+/* 1 if hetccl_scale takes this factor for this dtype. */
+int hetccl_can_scale(int dtype, double factor);
 #endif

@@ -5,7 +5,13 @@ from libc.stddef cimport size_t
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.string cimport memset
 
-from hetccl.native.combine cimport hetccl_can_combine, hetccl_combine, hetccl_dtype_size
+from hetccl.native.combine cimport (
+    hetccl_can_combine,
+    hetccl_can_scale,
+    hetccl_combine,
+    hetccl_dtype_size,
+    hetccl_scale,
+)
 from hetccl.spi cimport HETCCL_OK, HETCCL_UNSUPPORTED
 
 from hetccl.errors import UnsupportedError, UsageError
@@ -54,6 +60,34 @@ def combine(dsts, srcs, int dtype, int redop, double divisor=1.0):
         raise UnsupportedError(f"combine: element type {dtype} has no operator {redop}")
     if status != HETCCL_OK:
         raise UsageError(f"combine: operator {redop} or divisor {divisor} is not valid for element type {dtype}")
+
+
+def scale(dst, src, int dtype, double factor):
+    """dst = src * factor, C-contiguous buffers of equally many bytes (or the same one).
+
+    Raises `UsageError` for bool, and for a factor that is not whole where the elements are integers.
+    """
+    cdef Py_buffer views[2]
+    cdef int held = 0, i, status
+    cdef size_t size = hetccl_dtype_size(dtype)
+    try:
+        for i in range(2):
+            PyObject_GetBuffer(src if i else dst, &views[i], PyBUF_C_CONTIGUOUS | (0 if i else PyBUF_WRITABLE))
+            held += 1
+        if not size or views[0].len != views[1].len or <size_t>views[0].len % size:
+            raise UsageError(f"scale: buffers of {views[0].len} and {views[1].len} bytes, elements of {size}")
+        with nogil:
+            status = hetccl_scale(views[0].buf, views[1].buf, <size_t>views[0].len // size, dtype, factor)
+    finally:
+        for i in range(held):
+            PyBuffer_Release(&views[i])
+    if status != HETCCL_OK:
+        raise UsageError(f"scale: element type {dtype} cannot be multiplied by {factor}")
+
+
+def can_scale(int dtype, double factor):
+    """True if `scale` takes this factor for this element type."""
+    return bool(hetccl_can_scale(dtype, factor))
 
 
 def can_combine(int dtype, int redop):

@@ -110,6 +110,68 @@ int hetccl_combine(void *const *dst, int n_dst, const void *const *src, int n_sr
     return HETCCL_OK;
 }
 
+static int is_integer(int dtype)
+{
+    return dtype <= HETCCL_UINT64 || dtype == HETCCL_INT16 || dtype == HETCCL_UINT16;
+}
+
+int hetccl_can_scale(int dtype, double factor)
+{
+    if ((unsigned)dtype >= HETCCL_DTYPE_COUNT || dtype == HETCCL_BOOL)
+        return 0;
+    return !is_integer(dtype) || (factor > -9.2e18 && factor < 9.2e18 && factor == (double)(int64_t)factor);
+}
+
+/* Unsigned, so that a product wraps; the low bits do not depend on the sign. */
+#define MULTIPLY(T, C, FIX)                               \
+    do {                                                  \
+        T x;                                              \
+        for (size_t i = 0; i < count; i++) {              \
+            memcpy(&x, (const char *)src + i * sizeof x, sizeof x); \
+            x = (T)FIX((C)x * (C)by);                     \
+            memcpy((char *)dst + i * sizeof x, &x, sizeof x); \
+        }                                                 \
+    } while (0)
+#define AS_IS(x) (x)
+
+int hetccl_scale(void *dst, const void *src, size_t count, int dtype, double factor)
+{
+    if (!hetccl_can_scale(dtype, factor))
+        return HETCCL_INVALID;
+    const hetccl_kernels *k = kernels_of(dtype);
+    uint64_t saved = arithmetic_enter();
+    if (is_integer(dtype)) {
+        uint64_t by = (uint64_t)(int64_t)factor;
+        switch (sizes[dtype]) {
+        case 1: MULTIPLY(uint8_t, uint64_t, AS_IS); break;
+        case 2: MULTIPLY(uint16_t, uint64_t, AS_IS); break;
+        case 4: MULTIPLY(uint32_t, uint64_t, AS_IS); break;
+        default: MULTIPLY(uint64_t, uint64_t, AS_IS); break;
+        }
+    } else if (k->widen) {
+        float tile[TILE] __attribute__((aligned(64))), by = (float)factor;
+        size_t size = sizes[dtype];
+        for (size_t o = 0; o < count; o += TILE) {
+            size_t n = count - o < TILE ? count - o : TILE;
+            k->widen(tile, (const char *)src + o * size, n);
+            for (size_t i = 0; i < n; i++)
+                tile[i] = tile[i] * by;
+            k->narrow((char *)dst + o * size, tile, n);
+        }
+    } else {
+        double by = factor;
+        count <<= k->reals;
+        if (dtype == HETCCL_FLOAT32 || dtype == HETCCL_COMPLEX64)
+            MULTIPLY(float, float, hetccl_canonical_f32);
+        else
+            MULTIPLY(double, double, hetccl_canonical_f64);
+    }
+    arithmetic_leave(saved);
+    return HETCCL_OK;
+}
+#undef MULTIPLY
+#undef AS_IS
+
 int hetccl_can_combine(int dtype, int redop)
 {
     if ((unsigned)dtype >= HETCCL_DTYPE_COUNT || (unsigned)redop >= HETCCL_REDOP_COUNT)
@@ -177,8 +239,7 @@ static int good_divisor(int dtype, double divisor)
 {
     if (dtype == HETCCL_BOOL)
         return 0;
-    int integer = dtype <= HETCCL_UINT64 || dtype == HETCCL_INT16 || dtype == HETCCL_UINT16;
-    return !integer || (divisor >= 1.0 && divisor <= 4294967296.0 && divisor == (double)(uint64_t)divisor);
+    return !is_integer(dtype) || (divisor >= 1.0 && divisor <= 4294967296.0 && divisor == (double)(uint64_t)divisor);
 }
 
 /* More than two sources, more than two destinations, or a division: a tile at a time, so that it stays in the L1 cache. */

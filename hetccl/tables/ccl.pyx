@@ -17,6 +17,7 @@ from hetccl.tables.common import raise_for_status
 from hetccl.types import DType, RedOp
 
 cdef extern from "normalize.h" nogil:
+    int hetccl_stub_vccl(void *c, const hetccl_ccl_args *a)
     int hetccl_normalize_ccl(hetccl_ccl_ops *out, const hetccl_ccl_ops *table)
 
 
@@ -45,6 +46,12 @@ cdef class CclTable:
     def move_mask(self):
         """Bit `dtype`: the library moves elements of that type."""
         return self.ops.move_mask
+
+    @property
+    def calls(self):
+        """Which optional calls the library has: bit 0 all_to_all, bit 1 send and recv."""
+        return (self.ops.all_to_all != hetccl_stub_vccl) | (
+            (self.ops.send != hetccl_stub_vccl and self.ops.recv != hetccl_stub_vccl) << 1)
 
     def moves(self, dtype):
         """True if the library moves elements of `dtype`."""

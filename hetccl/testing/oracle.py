@@ -19,7 +19,18 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-__all__ = ["call_input", "call_output", "data", "decode", "encode", "expected", "moved", "reducible", "storage"]
+__all__ = [
+    "call_input",
+    "call_output",
+    "data",
+    "decode",
+    "encode",
+    "expected",
+    "factor",
+    "moved",
+    "reducible",
+    "storage",
+]
 
 # Integers up to this size, both signs, are all exact in the type.
 _EXACT = {
@@ -49,8 +60,16 @@ def reducible(dtype: DType) -> tuple[RedOp, ...]:
 
 
 def data(dtype: DType, redop: RedOp, rank: int, size: int, count: int) -> Array:
-    """What `rank` of `size` puts into a reduction of `count` elements."""
-    return encode(_values(dtype, redop, rank, size, count), dtype)
+    """What `rank` of `size` puts into a reduction of `count` elements; premul_sum scales it by `factor`."""
+    values = _values(dtype, redop, rank, size, count)
+    if redop == RedOp.PREMUL_SUM and dtype in _EXACT:
+        values = values / factor(dtype, rank)
+    return encode(values, dtype)
+
+
+def factor(dtype: DType, rank: int) -> float:
+    """The rank's own factor of premul_sum: a power of two for floats, so that the product is exact."""
+    return (1.0, 2.0, 4.0)[rank % 3] if dtype in _EXACT else (3.0, -2.0, 7.0)[rank % 3]
 
 
 def expected(dtype: DType, redop: RedOp, size: int, count: int) -> Array:
@@ -58,6 +77,10 @@ def expected(dtype: DType, redop: RedOp, size: int, count: int) -> Array:
     import numpy as np
 
     inputs = [_values(dtype, redop, rank, size, count) for rank in range(size)]
+    if redop == RedOp.PREMUL_SUM:
+        redop = RedOp.SUM
+        if dtype not in _EXACT:
+            inputs = [v * np.uint64(int(factor(dtype, r)) % (1 << 64)) for r, v in enumerate(inputs)]
     total = inputs[0]
     for values in inputs[1:]:
         if dtype == DType.BOOL:

@@ -109,35 +109,59 @@ class ComposedOps:
     # -- rooted operations
 
     def reduce(self, tensors: Any, opts: Any = None) -> Any:
-        """An all_reduce of a copy; only the root's tensor changes."""
+        """Only the root's tensor changes."""
         opts = opts or c10d.ReduceOptions()
         tensor = self._checked(tensors, "reduce")  # type: ignore[attr-defined]
-        root = opts.rootRank == self._rank
-        each = c10d.AllreduceOptions()
-        each.reduceOp, each.timeout, each.asyncOp = opts.reduceOp, opts.timeout, opts.asyncOp
-        if root:
-            return self.allreduce(tensors, each)  # type: ignore[attr-defined]
-        return self._joined([self.allreduce([tensor.detach().clone()], each)], tensors)  # type: ignore[attr-defined]
+        with _as_torch_errors():
+            code, factor = _tensors.reduction(opts.reduceOp)
+            dtype = _tensors.dtype_code(tensor)
+        flat = tensor.detach().contiguous()
+        source = flat if factor is None else flat * factor
+        at_root = opts.rootRank == self._rank
+        finish = None
+        if at_root and flat.data_ptr() != tensor.data_ptr():
+            finish = _tensors.copier([(tensor, flat)])
+        target = flat.data_ptr() if at_root else 0
+        call = (Op.REDUCE, source.data_ptr(), target, flat.numel(), dtype, code, opts.rootRank)
+        return self._start(*call, opts, tensors, (source, flat, tensor), finish)  # type: ignore[attr-defined]
 
     def gather(self, outs: Any, ins: Any, opts: Any = None) -> Any:
         opts = opts or c10d.GatherOptions()
         tensor = self._checked(ins, "gather")  # type: ignore[attr-defined]
-        if opts.rootRank != self._rank:
-            return self._exchange([(opts.rootRank, tensor)], [], opts, outs)
-        with _as_torch_errors():
-            _, targets = _one_list("gather", ins, outs, self._size, self._device)
-        targets[self._rank].detach().copy_(tensor.detach().reshape(targets[self._rank].shape))
-        return self._exchange([], [(r, t) for r, t in enumerate(targets) if r != self._rank], opts, outs)
+        source, flat, target, finish = tensor.detach().contiguous(), None, 0, None
+        if opts.rootRank == self._rank:
+            with _as_torch_errors():
+                _, targets = _one_list("gather", ins, outs, self._size, self._device)
+                _equal_sizes("gather", tensor, targets)
+            flat = _tensors.flat_view(targets)
+            if flat is None:
+                flat = torch.empty(tensor.numel() * self._size, dtype=tensor.dtype, device=tensor.device)
+                finish = _scatter_out(targets, flat)
+            target = flat.data_ptr()
+            if source.data_ptr() != target + self._rank * source.nbytes and _tensors.overlap(flat, source):
+                source = source.clone()
+        call = (Op.GATHER, source.data_ptr(), target, *self._moved(source), RedOp.SUM, opts.rootRank)  # type: ignore[attr-defined]
+        return self._start(*call, opts, outs, (source, flat, outs), finish)  # type: ignore[attr-defined]
 
     def scatter(self, outs: Any, ins: Any, opts: Any = None) -> Any:
         opts = opts or c10d.ScatterOptions()
         tensor = self._checked(outs, "scatter")  # type: ignore[attr-defined]
-        if opts.rootRank != self._rank:
-            return self._exchange([], [(opts.rootRank, tensor)], opts, outs)
-        with _as_torch_errors():
-            _, sources = _one_list("scatter", outs, ins, self._size, self._device)
-        tensor.detach().copy_(sources[self._rank].detach().reshape(tensor.shape))
-        return self._exchange([(r, s) for r, s in enumerate(sources) if r != self._rank], [], opts, outs)
+        flat, source, finish, target = None, 0, None, tensor
+        if opts.rootRank == self._rank:
+            with _as_torch_errors():
+                _, sources = _one_list("scatter", outs, ins, self._size, self._device)
+                _equal_sizes("scatter", tensor, sources)
+            flat = _tensors.flat_view(sources)
+            if flat is None:
+                flat = _concatenated(sources)
+            source = flat.data_ptr()
+        own = source + self._rank * tensor.nbytes
+        inside = flat is not None and tensor.data_ptr() != own and _tensors.overlap(flat, tensor)
+        if not tensor.is_contiguous() or inside:
+            target = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            finish = _tensors.copier([(tensor, target)])
+        call = (Op.SCATTER, source, target.data_ptr(), *self._moved(target), RedOp.SUM, opts.rootRank)  # type: ignore[attr-defined]
+        return self._start(*call, opts, outs, (flat, target, tensor), finish)  # type: ignore[attr-defined]
 
     # -- all to all
 
@@ -158,11 +182,23 @@ class ComposedOps:
     def all_to_all_single(
         self, out: Any, inp: Any, out_splits: Sequence[int], in_splits: Sequence[int], opts: Any = None
     ) -> Any:
-        """Splits are rows of dimension 0; empty means equal parts."""
+        """Splits are rows of dimension 0; empty means equal parts, on all ranks: those go by the core's all_to_all."""
+        opts = opts or c10d.AllToAllOptions()
         with _as_torch_errors():
             outs = _rows(out, out_splits, self._size, "output", self._device)
             ins = _rows(inp, in_splits, self._size, "input", self._device)
-        return self.alltoall(outs, ins, opts)
+            if out_splits or in_splits:
+                return self.alltoall(outs, ins, opts)
+            _tensors.same_dtype("all_to_all_single", out, inp)
+            if out.numel() != inp.numel():
+                raise UsageError(f"all_to_all_single: {inp.numel()} elements go in, the output has {out.numel()}")
+        source, target, finish = inp.detach().contiguous(), out, None
+        if not out.is_contiguous() or _tensors.overlap(out, source):
+            target = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+            finish = _tensors.copier([(out, target)])
+        count, dtype = self._moved(source)  # type: ignore[attr-defined]
+        call = (Op.ALL_TO_ALL, source.data_ptr(), target.data_ptr(), count // self._size, dtype, RedOp.SUM, 0)
+        return self._start(*call, opts, [out], (source, target, out), finish)  # type: ignore[attr-defined]
 
     # -- how a composed operation is run
 
@@ -174,7 +210,7 @@ class ComposedOps:
 
         def post(op: Op, source: Any, target: Any, flat: Any, peer: int) -> None:
             code = (flat.nbytes, DType.UINT8, RedOp.SUM)
-            works.append(self._post(op, source, target, *code, peer, TAG, timeout, flat, stream))
+            works.append(self._post(op, source, target, *code, peer, TAG, timeout, flat, None, 1.0, stream))
 
         with _as_torch_errors():
             for peer, tensor in receives:
@@ -241,6 +277,14 @@ def _one_list(call: str, singles: Any, lists: Any, size: int, device: Any) -> tu
         _tensors.check_tensor(tensor, device)
     _tensors.same_dtype(call, single, *many)
     return single, many
+
+
+def _equal_sizes(call: str, single: Any, many: Any) -> None:
+    for i, tensor in enumerate(many):
+        if tensor.numel() != single.numel():
+            raise UsageError(
+                f"{call}: this rank's tensor has {single.numel()} elements, number {i} of the list {tensor.numel()}"
+            )
 
 
 def _rows(tensor: Any, splits: Sequence[int], size: int, what: str, device: Any) -> list[Any]:

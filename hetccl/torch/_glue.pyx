@@ -176,12 +176,12 @@ class HetcclOps(ComposedOps):
         try:
             if opts.asyncOp or self._coalescing is not None:
                 stream = self._current_stream()
-                work = self._work((self._post(op, in_ptr, out_ptr, count, dtype, redop, root, 0, timeout, keep, stream),),
+                work = self._work((self._post(op, in_ptr, out_ptr, count, dtype, redop, root, 0, timeout, keep, None, 1.0, stream),),
                                   outputs, finish)
                 if self._coalescing is not None:
                     self._coalescing.append(work)
                 return work
-            self._run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, self._current_stream())
+            self._run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, 1.0, self._current_stream())
         except Exception as error:
             raise for_torch(error)
         if finish is not None:
@@ -196,7 +196,7 @@ class HetcclOps(ComposedOps):
         """Posts a send or a receive. Returns its work."""
         try:
             stream = self._current_stream()
-            work = self._work((self._post(op, in_ptr, out_ptr, count, dtype, SUM, peer, tag, 0.0, keep, stream),), outputs, finish)
+            work = self._work((self._post(op, in_ptr, out_ptr, count, dtype, SUM, peer, tag, 0.0, keep, None, 1.0, stream),), outputs, finish)
         except Exception as error:
             raise for_torch(error)
         if self._coalescing is not None:

@@ -73,7 +73,7 @@ class VendorDriver(abc.ABC):
         """Loads the library for one rank. Raises `PluginLoadError` with reason and remedy."""
 
     def remove_leftovers(self, pids: list[int]) -> list[str]:
-        """Removes what the library of dead processes of this host has left behind; returns what. Called by survivors."""
+        """Removes what the library of dead processes of this host has left behind; returns what."""
         return []
 
 

@@ -11,7 +11,7 @@ DECLARING = ("Variable", "Option")
 NAME = re.compile(r"HETCCL_[A-Z0-9_]+")
 QUOTED = re.compile(r'"(HETCCL_[A-Z0-9_]+)(?:=[^"]*)?"')
 # Of the build and of the tests; no program of ours reads them.
-OURS_ONLY = {"HETCCL_EXT", "HETCCL_TEST_STRICT"}
+OURS_ONLY = {"HETCCL_EXT", "HETCCL_TEST_STRICT", "HETCCL_TEST_SEED", "HETCCL_TEST_FULL"}
 
 
 def test_every_variable_in_code_is_declared(root: Path, files: list[Path]) -> None:

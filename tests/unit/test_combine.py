@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hetccl.errors import UnsupportedError, UsageError
-from hetccl.native.combine import can_combine, combine, dtype_size
+from hetccl.native.combine import can_combine, can_scale, combine, dtype_size, scale
 from hetccl.types import DType, RedOp
 
 FOUR = (RedOp.SUM, RedOp.PROD, RedOp.MAX, RedOp.MIN)
@@ -375,3 +375,28 @@ def _compiled(tmp_path: Path, require: object, name: str, extra: str, *flags: st
         timeout=100,
     )
     return ctypes.CDLL(str(library))
+
+
+def test_scale() -> None:
+    for dtype in (DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.FLOAT16):
+        kind = np.dtype(dtype.label)
+        x = (np.linspace(-3, 3, 2051) + (0.5j if kind.kind == "c" else 0)).astype(kind)
+        wide = {"complex64": np.float32, "float64": np.float64}.get(dtype.label, np.float32)
+        got = np.zeros_like(x)
+        scale(got, x, dtype, 0.3)
+        want = (x.astype(np.complex64 if kind.kind == "c" else wide) * wide(0.3)).astype(kind)
+        assert got.tobytes() == want.tobytes(), dtype
+    for dtype in INTEGERS:
+        x = np.arange(-50, 77).astype(dtype.label)
+        want = (x.astype(np.uint64) * np.uint64(-7 % (1 << 64))).astype(dtype.label)
+        scale(x, x, dtype, -7.0)
+        assert x.tolist() == want.tolist(), dtype
+
+
+def test_scale_refuses_what_has_no_meaning() -> None:
+    x = np.zeros(4, np.uint8)
+    for dtype, factor in ((DType.BOOL, 1.0), (DType.UINT8, 0.5), (DType.INT8, float("nan")), (DType.INT8, 1e30)):
+        assert not can_scale(dtype, factor)
+        with pytest.raises(UsageError):
+            scale(x, x, dtype, factor)
+    assert can_scale(DType.FLOAT8_E5M2, 0.5) and can_scale(DType.INT64, -2.0)

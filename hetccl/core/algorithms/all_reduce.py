@@ -8,6 +8,7 @@ from itertools import pairwise
 from math import lcm
 
 from hetccl.core.algorithms.common import (
+    Places,
     ReducePlace,
     Shared,
     averages_by,
@@ -21,56 +22,54 @@ from hetccl.core.algorithms.common import (
     segment_elements,
 )
 from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Lane, Plan, PlanBuilder, Slice, StepKind
-from hetccl.core.topology import Topology
+from hetccl.core.topology import Island, Topology
 from hetccl.types import RedOp
 
 __all__ = ["exchange", "island", "owners"]
 
 
-def island(topology: Topology, shared: Shared, rank: int) -> Plan:
+def island(topology: Topology, shared: Shared, rank: int, places: Places | None = None) -> Plan:
     """One island: one call of the vendor's library. What it lacks is moved as bytes and combined on the host."""
     isl = topology.islands[0]
     b = PlanBuilder()
     out, src = b.whole(Buffer.OUT), b.whole(Buffer.IN)
     before, after = averages_by(shared, topology.size)
     divisor, device_blocks, host_blocks = after, 0, 0
-    if isl.size == 1:
-        b.island(StepKind.COPY, src, out)
-        divisor = 1.0
-    elif shared.redop == RedOp.AVG and isl.reduces(shared.dtype, RedOp.AVG):
+    if isl.size > 1 and shared.redop == RedOp.AVG and isl.reduces(shared.dtype, RedOp.AVG):
         b.island(StepKind.ALL_REDUCE, src, out)
         divisor = 0.0
     else:
-        buffer, device_blocks = prescaled(b, isl, shared, 1, before)
+        buffer = prescaled(b, isl, shared, [src], before)
+        device_blocks = host_blocks = int(buffer != Buffer.IN)
         src = src.on(buffer)
-        if isl.reduces(shared.dtype, combining_op(shared)):
+        if isl.size == 1:
+            b.island(StepKind.COPY, src, out)
+        elif isl.reduces(shared.dtype, combining_op(shared)):
             b.island(StepKind.ALL_REDUCE, src, out)
         else:
-            gather_pieces(b, isl, shared, src, device_blocks, 0)
-            combine_pieces(b, isl, out, device_blocks, 0)
-            device_blocks += isl.size
-            host_blocks = 0 if isl.host_memory else isl.size
+            gather_pieces(b, isl, src, device_blocks, 0)
+            combine_pieces(b, isl, out, device_blocks, host_blocks)
+            device_blocks, host_blocks = device_blocks + isl.size, host_blocks + isl.size
         if after != 1.0:
             b.island(StepKind.SCALE, out, out)
     scale = before if before != 1.0 else after
-    segment = segment_elements(topology, shared, 1, isl.segment_bytes if device_blocks or host_blocks else 0)
-    return _plan(shared, rank, "island", "island", b, segment, device_blocks, host_blocks, divisor, scale)
+    segment = segment_elements(topology, shared, 1, isl.segment_bytes if device_blocks else 0)
+    return _plan(isl, shared, rank, "island", "island", b, segment, device_blocks, host_blocks, divisor, scale)
 
 
-def exchange(topology: Topology, shared: Shared, rank: int) -> Plan:
+def exchange(topology: Topology, shared: Shared, rank: int, places: Places | None = None) -> Plan:
     """Latency class: the heads of the islands send each other everything and combine alike. C(C-1)S border bytes."""
     isl = topology.island_of(rank)
     me = topology.place(rank)[1]
     b = PlanBuilder()
     before, after = averages_by(shared, topology.size)
-    buffer, device_blocks = prescaled(b, isl, shared, 1, before)
+    buffer = prescaled(b, isl, shared, [b.whole(Buffer.IN)], before)
     src, out = b.whole(buffer), b.whole(Buffer.OUT)
-    host_blocks = 0
+    device_blocks = host_blocks = int(buffer != Buffer.IN)
     if isl.size > 1:
-        reduce_to(b, isl, shared, me, ReducePlace(src, out, 0, device_blocks, 0))
+        reduce_to(b, isl, shared, me, ReducePlace(src, out, 0, device_blocks, host_blocks))
         if not isl.reduces(shared.dtype, combining_op(shared)):
-            device_blocks += isl.size
-            host_blocks = 0 if isl.host_memory else isl.size
+            device_blocks, host_blocks = device_blocks + isl.size, host_blocks + isl.size
         src = out
     ready = len(b.steps) - 1 if b.steps else -1
     if me == 0:
@@ -89,10 +88,10 @@ def exchange(topology: Topology, shared: Shared, rank: int) -> Plan:
         island_broadcast(b, isl, shared, out, 0, done if isl.host_memory else -1)
     else:
         island_broadcast(b, isl, shared, out, 0)
-    return _plan(shared, rank, "exchange", "latency", b, 0, device_blocks, host_blocks, after, before)
+    return _plan(isl, shared, rank, "exchange", "latency", b, 0, device_blocks, host_blocks, after, before)
 
 
-def owners(topology: Topology, shared: Shared, rank: int) -> Plan:
+def owners(topology: Topology, shared: Shared, rank: int, places: Places | None = None) -> Plan:
     """Bandwidth class (arXiv 2605.31000): reduce_scatter inside, partials to each element's owner and the sum back,
     all_gather inside. 2(C-1)S border bytes, equal shares of the elements."""
     c_n = len(topology.islands)
@@ -101,9 +100,9 @@ def owners(topology: Topology, shared: Shared, rank: int) -> Plan:
     b = PlanBuilder(units=lcm(*(i.size for i in topology.islands)) * c_n)
     before, after = averages_by(shared, topology.size)
     shift = 1 if isl.size > 1 else 0  # island calls of the next segment go before the border of this one
-    buffer, device_blocks = prescaled(b, isl, shared, 1, before, shift)
+    buffer = prescaled(b, isl, shared, [b.whole(Buffer.IN)], before, shift)
     src = b.whole(buffer)
-    host_blocks = 0
+    device_blocks = host_blocks = int(buffer != Buffer.IN)
     width = b.units // isl.size  # units of one shard
     mine = b.range(Buffer.OUT, me * width, (me + 1) * width)
     ready = len(b.steps) - 1 if b.steps else -1
@@ -114,11 +113,10 @@ def owners(topology: Topology, shared: Shared, rank: int) -> Plan:
             tail = b.tail(Buffer.OUT)
             ready = b.island(StepKind.REDUCE, tail.on(buffer), tail, root=isl.size - 1, shift=shift)
         else:
-            gather_pieces(b, isl, shared, src, device_blocks, shift)
-            combine_pieces(b, isl, mine, device_blocks, 0, shift)
+            gather_pieces(b, isl, src, device_blocks, shift)
+            combine_pieces(b, isl, mine, device_blocks, host_blocks, shift)
             ready = len(b.steps) - 1
-            device_blocks += isl.size
-            host_blocks = 0 if isl.host_memory else isl.size
+            device_blocks, host_blocks = device_blocks + isl.size, host_blocks + isl.size
     partial_buffer, result_buffer, block = (Buffer.OUT if isl.size > 1 else buffer), Buffer.OUT, 0
     if not isl.host_memory:
         block = host_blocks
@@ -146,7 +144,7 @@ def owners(topology: Topology, shared: Shared, rank: int) -> Plan:
         b.island(StepKind.ALL_GATHER, own, b.whole(Buffer.OUT), body, wait=wait, as_bytes=not isl.moves(shared.dtype))
         island_broadcast(b, isl, shared, b.tail(Buffer.OUT), isl.size - 1)
     segment = segment_elements(topology, shared, b.units, needs_segments(topology))
-    return _plan(shared, rank, "owners", "bandwidth", b, segment, device_blocks, host_blocks, after, before)
+    return _plan(isl, shared, rank, "owners", "bandwidth", b, segment, device_blocks, host_blocks, after, before)
 
 
 def pieces(topology: Topology, units: int) -> list[tuple[int, int, tuple[int, ...]]]:
@@ -173,6 +171,7 @@ def _island_only(b: PlanBuilder, step: int) -> int:
 
 
 def _plan(
+    island: Island,
     shared: Shared,
     rank: int,
     algorithm: str,
@@ -197,7 +196,7 @@ def _plan(
         tuple(b.steps),
         tuple(b.flows),
         device_blocks=device_blocks,
-        host_blocks=host_blocks,
+        host_blocks=0 if island.host_memory else host_blocks,
         divisor=divisor,
         scale_divisor=scale,
     )

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from hetccl.core.algorithms.common import Shared, island_broadcast, needs_segments, segment_elements
+from hetccl.core.algorithms.common import Places, Shared, island_broadcast, needs_segments, segment_elements
 from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Plan, PlanBuilder, StepKind
 from hetccl.core.topology import Topology
 
 __all__ = ["chain"]
 
 
-def chain(topology: Topology, shared: Shared, rank: int) -> Plan:
+def chain(topology: Topology, shared: Shared, rank: int, places: Places | None = None) -> Plan:
     """(C-1)S border bytes, at most S through one island. The buffer is OUT on every rank."""
     root_island, root_index = topology.place(shared.root)
     mine, me = topology.place(rank)

@@ -3,22 +3,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hetccl.core.plan import Buffer, Lane, Plan, PlanBuilder, Slice, Step, StepKind
+from hetccl.core.plan import Buffer, Plan, PlanBuilder, Slice, StepKind
 from hetccl.core.topology import Island, Topology
-from hetccl.errors import UnsupportedError
 from hetccl.types import DType, Op, RedOp
 
 __all__ = [
+    "OWN_FACTOR",
     "Algorithm",
+    "Places",
     "ReducePlace",
     "Shared",
     "averages_by",
     "combine_pieces",
     "combining_op",
     "gather_pieces",
+    "in_scratch",
     "island_broadcast",
     "needs_segments",
     "prescaled",
@@ -47,18 +49,30 @@ class Shared:
     redop: RedOp
     root: int = 0
     segment_bytes: int = 0  # 0: the algorithm's own choice
+    counts: tuple[int, ...] = ()  # lengths of the blocks where they differ; all_to_all: of pair (i, j) at i * size + j
 
 
-Algorithm = Callable[[Topology, Shared, int], Plan]
+@dataclass(frozen=True)
+class Places:
+    """Where the blocks of the v forms begin in this rank's buffers, in elements."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+Algorithm = Callable[[Topology, Shared, int, Places | None], Plan]
+OWN_FACTOR = 0.0  # in place of a divisor: multiply by the rank's own factor
 
 
 def combining_op(shared: Shared) -> RedOp:
     """The operator that partial results are combined with: an average is a sum that is scaled."""
-    return RedOp.SUM if shared.redop == RedOp.AVG else shared.redop
+    return RedOp.SUM if shared.redop in (RedOp.AVG, RedOp.PREMUL_SUM) else shared.redop
 
 
 def averages_by(shared: Shared, size: int) -> tuple[float, float]:
     """(divisor of every input before the first sum, divisor of the result): a sum of halves would overflow."""
+    if shared.redop == RedOp.PREMUL_SUM:
+        return OWN_FACTOR, 1.0
     if shared.redop != RedOp.AVG:
         return 1.0, 1.0
     return (float(size), 1.0) if shared.dtype in HALF_TYPES else (1.0, float(size))
@@ -81,21 +95,31 @@ def needs_segments(topology: Topology) -> int:
 
 
 def prescaled(
-    b: PlanBuilder, island: Island, shared: Shared, blocks: int, divisor: float, shift: int = 0
-) -> tuple[Buffer, int]:
-    """Scales the inputs into scratch where the average asks for it. Returns the buffer to read and scratch blocks
-    used."""
+    b: PlanBuilder, island: Island, shared: Shared, inputs: Sequence[Slice], divisor: float, shift: int = 0
+) -> Buffer:
+    """Scales the inputs into the same places of scratch where the operator asks for it, and says which buffer to read.
+
+    On the device where it has a kernel for that; else by way of pinned memory, on the host.
+    """
     if divisor == 1.0:
-        return Buffer.IN, 0
-    if not island.host_memory and not island.kernels:
-        raise UnsupportedError(
-            f"avg of {shared.dtype.label} needs a device kernel to scale, which vendor {island.vendor} has not; "
-            "use sum and divide",
-            vendor=island.vendor,
-        )
-    for block in range(blocks):
-        b.island(StepKind.SCALE, b.whole(Buffer.IN, block), b.whole(Buffer.DEVICE_SCRATCH, block), shift=shift)
-    return Buffer.DEVICE_SCRATCH, blocks
+        return Buffer.IN
+    there = [s.on(Buffer.DEVICE_SCRATCH, s.block) for s in inputs]
+    if island.host_memory or (island.kernels and divisor != OWN_FACTOR):
+        for src, dst in zip(inputs, there, strict=True):
+            b.island(StepKind.SCALE, src, dst, shift=shift)
+        return Buffer.DEVICE_SCRATCH
+    pinned = [s.on(Buffer.HOST_SCRATCH, s.block) for s in inputs]
+    wait = -1
+    for src, dst in zip(inputs, pinned, strict=True):
+        wait = b.island(StepKind.COPY, src, dst, shift=shift)
+    done = -1
+    for piece in pinned:
+        done = b.border_step(StepKind.SCALE, piece, piece, wait=wait, shift=shift)
+        wait = -1
+    for src, dst in zip(pinned, there, strict=True):
+        b.island(StepKind.COPY, src, dst, wait=done, shift=shift)
+        done = -1
+    return Buffer.DEVICE_SCRATCH
 
 
 def island_broadcast(
@@ -109,11 +133,18 @@ def island_broadcast(
     )
 
 
-def gather_pieces(b: PlanBuilder, island: Island, shared: Shared, src: Slice, scratch: int, shift: int) -> int:
+def in_scratch(src: Slice, buffer: Buffer, block: int, width: int = 0) -> Slice:
+    """The range of `src` in a block of scratch. `width`: of a block in the v forms, where ranges begin at 0."""
+    if not width:
+        return src.on(buffer, block)
+    return Slice(int(buffer), block * width, 0, 0, src.b - src.a, 0)
+
+
+def gather_pieces(b: PlanBuilder, island: Island, src: Slice, scratch: int, shift: int = 0, width: int = 0) -> int:
     """Every island rank gets every other's `src` into scratch blocks scratch.. (in rank order), moved as bytes."""
     last = -1
     for j in range(island.size):
-        dst = src.on(Buffer.DEVICE_SCRATCH, scratch + j)
+        dst = in_scratch(src, Buffer.DEVICE_SCRATCH, scratch + j, width)
         last = b.island(StepKind.BROADCAST, src, dst, root=j, shift=shift, as_bytes=True)
     return last
 
@@ -127,6 +158,7 @@ class ReducePlace:
     root: int
     scratch: int  # first of island.size device scratch blocks, for the composed form
     host: int  # first of island.size host scratch blocks, likewise
+    width: int = 0  # see in_scratch
 
 
 def reduce_to(b: PlanBuilder, island: Island, shared: Shared, me: int, place: ReducePlace, shift: int = 0) -> None:
@@ -136,20 +168,24 @@ def reduce_to(b: PlanBuilder, island: Island, shared: Shared, me: int, place: Re
     if island.reduces(shared.dtype, op):
         b.island(StepKind.REDUCE, place.src, place.dst, root=place.root, shift=shift)
         return
-    gather_pieces(b, island, shared, place.src, place.scratch, shift)
+    gather_pieces(b, island, place.src, place.scratch, shift, place.width)
     if me == place.root:
-        combine_pieces(b, island, place.dst, place.scratch, place.host, shift)
+        combine_pieces(b, island, place.dst, place.scratch, place.host, shift, place.width)
 
 
-def combine_pieces(b: PlanBuilder, island: Island, dst: Slice, scratch: int, host: int, shift: int = 0) -> None:
+def combine_pieces(
+    b: PlanBuilder, island: Island, dst: Slice, scratch: int, host: int, shift: int = 0, width: int = 0
+) -> None:
     """dst = operator over the gathered pieces, on the host."""
+    stride = width or 1
+    pieces = in_scratch(dst, Buffer.DEVICE_SCRATCH, scratch, width)
     if island.host_memory:
-        b.island(StepKind.COMBINE, dst.on(Buffer.DEVICE_SCRATCH, scratch), dst, n_src=island.size, shift=shift)
+        b.island(StepKind.COMBINE, pieces, dst, n_src=island.size, stride=stride, shift=shift)
         return
     last = -1
     for j in range(island.size):
-        piece = dst.on(Buffer.DEVICE_SCRATCH, scratch + j)
-        last = b.island(StepKind.COPY, piece, dst.on(Buffer.HOST_SCRATCH, host + j), shift=shift)
-    sums = dst.on(Buffer.HOST_SCRATCH, host)
-    b.steps.append(Step(StepKind.COMBINE, Lane.BORDER, sums, sums, sums, wait=last, n_src=island.size, shift=shift))
-    b.island(StepKind.COPY, sums, dst, wait=len(b.steps) - 1, shift=shift)
+        piece = in_scratch(dst, Buffer.DEVICE_SCRATCH, scratch + j, width)
+        last = b.island(StepKind.COPY, piece, in_scratch(dst, Buffer.HOST_SCRATCH, host + j, width), shift=shift)
+    sums = in_scratch(dst, Buffer.HOST_SCRATCH, host, width)
+    done = b.border_step(StepKind.COMBINE, sums, sums, wait=last, n_src=island.size, stride=stride, shift=shift)
+    b.island(StepKind.COPY, sums, dst, wait=done, shift=shift)

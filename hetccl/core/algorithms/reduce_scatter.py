@@ -4,7 +4,9 @@ rank."""
 
 from __future__ import annotations
 
+from hetccl.core.algorithms.blocks import Blocks
 from hetccl.core.algorithms.common import (
+    Places,
     ReducePlace,
     Shared,
     averages_by,
@@ -21,62 +23,45 @@ from hetccl.types import RedOp
 __all__ = ["direct"]
 
 
-def direct(topology: Topology, shared: Shared, rank: int) -> Plan:
+def direct(topology: Topology, shared: Shared, rank: int, places: Places | None = None) -> Plan:
     """(C-1)S border bytes, (n-n_c)s out of island c. The count is one rank's; block r of IN goes to rank r."""
     mine, me = topology.place(rank)
     isl = topology.islands[mine]
     n, single = topology.size, len(topology.islands) == 1
-    b = PlanBuilder()
-    out = b.whole(Buffer.OUT)
+    b, blocks = PlanBuilder(), Blocks(shared, rank, topology.size, places)
+    out = blocks.at(Buffer.OUT, 0, rank)
     before, after = averages_by(shared, n)
     divisor = after
-    native = isl.size > 1 and isl.reduces(shared.dtype, combining_op(shared))
     averages = single and isl.size > 1 and shared.redop == RedOp.AVG and isl.reduces(shared.dtype, RedOp.AVG)
     if averages:
         before, after, divisor = 1.0, 1.0, 0.0
+    native = isl.size > 1 and (averages or isl.reduces(shared.dtype, combining_op(shared)))
     segment = (
         0
-        if single or all(i.host_memory for i in topology.islands)
+        if single or shared.counts or all(i.host_memory for i in topology.islands)
         else segment_elements(topology, shared, 1, needs_segments(topology))
     )
-    buffer, device_blocks = prescaled(b, isl, shared, n, before)
-    host_blocks = 0
-    mine_at: Slice = b.whole(buffer, rank)  # my block's partial of my island
+    buffer = prescaled(b, isl, shared, [blocks.at(Buffer.IN, q, q) for q in range(n)], before)
+    if buffer != Buffer.IN:
+        blocks.device = blocks.host = -(-blocks.extent(Buffer.IN, list(range(n))) // max(blocks.width, 1))
+    mine_at: Slice = blocks.at(buffer, rank, rank)  # my block's partial of my island
     outgoing: list[tuple[int, Slice]] = []  # (rank, partial of its block) that I send
-    fast = (native or averages) and isl.contiguous and segment == 0
+    fast = native and isl.contiguous and segment == 0 and not shared.counts
     if isl.size == 1:
-        outgoing = [(q, b.whole(buffer, q)) for q in range(n) if q != rank]
+        outgoing = [(q, blocks.at(buffer, q, q)) for q in range(n) if q != rank]
     else:
         mine_at = out
         if fast:
             b.island(StepKind.REDUCE_SCATTER, b.whole(buffer, isl.ranks[0]), out, out)
-        dummy = device_blocks  # receives what other roots' reductions leave; a library may scribble there
-        scratch = dummy + 1
-        if not (fast and single):
-            device_blocks += 1 if native or averages else 1 + isl.size
-        for q in range(n):
-            q_island, q_index = topology.place(q)
-            if q_island == mine and fast:
-                continue
-            root = q_index % isl.size
-            dst = b.whole(Buffer.DEVICE_SCRATCH, dummy)
-            if q == rank:
-                dst = out
-            elif root == me:
-                dst = b.whole(Buffer.DEVICE_SCRATCH, device_blocks)
-                outgoing.append((q, dst))
-                device_blocks += 1
-            reduce_to(b, isl, shared, me, ReducePlace(b.whole(buffer, q), dst, root, scratch, host_blocks))
-            if not native and not averages and root == me and not isl.host_memory:
-                host_blocks += isl.size
+        if not fast or not single:
+            outgoing = _reduced_blocks(topology, b, blocks, shared, rank, buffer, native, fast)
     ready = max((i for i, s in enumerate(b.steps) if s.lane == 0), default=-1)
     target = out
     if not single and not isl.host_memory:
         staged = []
         for q, src in [*outgoing, (rank, mine_at)]:
-            dst = b.whole(Buffer.HOST_SCRATCH, host_blocks)
+            dst = blocks.scratch(Buffer.HOST_SCRATCH, q)
             ready = b.island(StepKind.COPY, src, dst)
-            host_blocks += 1
             staged.append((q, dst))
         mine_at = target = staged[-1][1]
         outgoing = staged[:-1]
@@ -89,24 +74,40 @@ def direct(topology: Topology, shared: Shared, rank: int) -> Plan:
             b.island(StepKind.COPY, target, out, wait=done)
     else:
         if isl.size == 1:
-            b.island(StepKind.COPY, b.whole(buffer, rank), out)
+            b.island(StepKind.COPY, mine_at, out)
         if after != 1.0:
             b.island(StepKind.SCALE, out, out)
-    return Plan(
-        shared.op,
-        shared.dtype,
-        shared.redop,
-        0,
-        rank,
-        "island" if single else "direct",
-        "island" if single else "bandwidth",
-        1,
-        segment,
-        tuple(b.steps),
-        tuple(b.flows),
-        in_blocks=n,
-        device_blocks=device_blocks,
-        host_blocks=host_blocks,
-        divisor=divisor,
-        scale_divisor=before if before != 1.0 else after,
-    )
+    names = ("island", "island") if single else ("direct", "bandwidth")
+    scale = before if before != 1.0 else after
+    return blocks.plan(shared, rank, names, b, segment, list(range(n)), [rank], divisor, scale)
+
+
+def _reduced_blocks(
+    topology: Topology, b: PlanBuilder, blocks: Blocks, shared: Shared, rank: int, buffer: Buffer, native: bool,
+    fast: bool,
+) -> list[tuple[int, Slice]]:  # fmt: skip
+    """Reduces every block to one rank of this island: its own rank, or the one that sends it. Returns what I send."""
+    mine, me = topology.place(rank)
+    isl = topology.islands[mine]
+    outgoing = []
+    scratch = blocks.device
+    blocks.device += 0 if native else isl.size
+    for q in range(topology.size):
+        q_island, q_index = topology.place(q)
+        if q_island == mine and fast:
+            continue
+        root, src = q_index % isl.size, blocks.at(buffer, q, q)
+        if q == rank:
+            dst = blocks.at(Buffer.OUT, 0, rank)
+        elif root == me:
+            dst = blocks.scratch(Buffer.DEVICE_SCRATCH, q)
+            outgoing.append((q, dst))
+        else:
+            dst = blocks.dummy(q)  # a library may scribble into the output of ranks that are not its root
+        if native:
+            b.island(StepKind.REDUCE, src, dst, root=root)
+            continue
+        reduce_to(b, isl, shared, me, ReducePlace(src, dst, root, scratch, blocks.host, blocks.width))
+        if root == me and not isl.host_memory:
+            blocks.host += isl.size
+    return outgoing

@@ -1,23 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the `host` vendor: ordinary memory, work done at once, and the collectives of `native/island.h`."""
+"""The collectives of the `host` vendor: those of `native/island.h`. Its device table is `vendors/host_memory`."""
 
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport free
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
-from hetccl.native.combine cimport hetccl_can_combine, hetccl_combine
+from hetccl.native.combine cimport hetccl_can_combine
 from hetccl.native.island cimport *
 from hetccl.spi cimport *
 
 from hetccl.tables import capsule
 
-__all__ = ["ccl_table", "device_table"]
+__all__ = ["ccl_table"]
 
 cdef extern from * nogil:
     """
     #include <stdio.h>
-    #include <stdlib.h>
-    #include <sys/mman.h>
     #include "island.h"
 
     /* last_error is asked by the thread that failed. */
@@ -49,106 +46,15 @@ cdef extern from * nogil:
                      "%s: an argument is out of range, or the communicator belongs to the process that forked", call);
         return status;
     }
-
-    /* On a cache line; from 2 MiB on, in huge pages where the kernel has some. */
-    static inline void *host_allocate(size_t nbytes)
-    {
-        const size_t huge = (size_t)2 << 20;
-        void *p = NULL;
-        if (posix_memalign(&p, nbytes >= huge ? huge : 64, nbytes ? nbytes : 1) != 0)
-            return NULL;
-        if (nbytes >= huge)
-            madvise(p, nbytes, MADV_HUGEPAGE);
-        return p;
-    }
     """
     int host_fail(int status, const char *text)
     int host_told(int status, const char *call, const hetccl_island *island)
-    void *host_allocate(size_t nbytes)
     const char *host_text
-
-
-# ------------------------------------------------------------------------------------------------------- device
-
-cdef int bind_thread(void *ctx) noexcept nogil:
-    return HETCCL_OK
 
 
 cdef const char *last_error(void *ctx) noexcept nogil:
     return host_text
 
-
-cdef int alloc(void *ctx, size_t nbytes, void **ptr) noexcept nogil:
-    ptr[0] = host_allocate(nbytes)
-    return HETCCL_OK if ptr[0] != NULL else host_fail(HETCCL_NO_MEMORY, b"alloc: out of memory")
-
-
-cdef int release(void *ctx, void *ptr) noexcept nogil:
-    free(ptr)
-    return HETCCL_OK
-
-
-cdef int owns(void *ctx, const void *ptr, size_t nbytes) noexcept nogil:
-    return HETCCL_OK  # ordinary memory is this device's memory
-
-
-cdef int register(void *ctx, void *ptr, size_t nbytes) noexcept nogil:
-    return HETCCL_OK
-
-
-cdef int unregister(void *ctx, void *ptr) noexcept nogil:
-    return HETCCL_OK
-
-
-cdef int copy(void *ctx, void *dst, const void *src, size_t nbytes, void *stream) noexcept nogil:
-    memcpy(dst, src, nbytes)
-    return HETCCL_OK
-
-
-cdef int fill(void *ctx, void *dst, int byte, size_t nbytes, void *stream) noexcept nogil:
-    memset(dst, byte, nbytes)
-    return HETCCL_OK
-
-
-# Nothing is ever pending: one handle, the table's own address, stands for every stream and event.
-cdef int handle_create(void *ctx, void **handle) noexcept nogil:
-    handle[0] = <void *>&_device_table
-    return HETCCL_OK
-
-
-cdef int handle_use(void *ctx, void *handle) noexcept nogil:
-    return HETCCL_OK
-
-
-cdef int handles_use(void *ctx, void *first, void *second) noexcept nogil:
-    return HETCCL_OK
-
-
-cdef int reduce(void *ctx, const hetccl_reduce_args *args) noexcept nogil:
-    cdef int status
-    cdef void *dst
-    if args.size < sizeof(hetccl_reduce_args) or args.n_src < 1 or args.n_src > 1 << 20:
-        return host_fail(HETCCL_INVALID, b"reduce_async: arguments of another version, or no source")
-    dst = args.dst
-    status = hetccl_combine(&dst, 1, args.src, <int>args.n_src, args.count, args.dtype, args.redop, args.scale)
-    if status == HETCCL_UNSUPPORTED:
-        return host_fail(status, b"reduce_async: the element type has no such operator")
-    if status != HETCCL_OK:
-        return host_fail(status, b"reduce_async: element type, operator or divisor is not valid")
-    return HETCCL_OK
-
-
-cdef int scale(void *ctx, const hetccl_reduce_args *args) noexcept nogil:
-    cdef int status
-    cdef void *dst
-    if args.size < sizeof(hetccl_reduce_args) or args.n_src != 1:
-        return host_fail(HETCCL_INVALID, b"scale_async: arguments of another version, or not one source")
-    dst = args.dst
-    status = hetccl_combine(&dst, 1, args.src, 1, args.count, args.dtype, 0, args.scale)  # one source: no operator
-    return status if status == HETCCL_OK else host_fail(status, b"scale_async: element type or divisor is not valid")
-
-
-# ---------------------------------------------------------------------------------------------------------- ccl
 
 cdef inline hetccl_island *island_of(const hetccl_ccl_args *args) noexcept nogil:
     return <hetccl_island *>args.comm if args.size >= sizeof(hetccl_ccl_args) else NULL
@@ -216,14 +122,8 @@ cdef int destroy(void *ctx, void *comm) noexcept nogil:
 
 # ------------------------------------------------------------------------------------------------------- tables
 
-cdef hetccl_device_ops _device
 cdef hetccl_ccl_ops _ccl
-cdef hetccl_table _device_table, _ccl_table
-
-
-def device_table():
-    """Capsule of the device table: host memory."""
-    return capsule(<uintptr_t>&_device_table, "device")
+cdef hetccl_table _ccl_table
 
 
 def ccl_table():
@@ -233,26 +133,6 @@ def ccl_table():
 
 cdef void _fill():
     cdef int dtype, redop
-    memset(&_device, 0, sizeof(_device))
-    _device.version = HETCCL_SPI_VERSION
-    _device.size = sizeof(_device)
-    _device.caps = HETCCL_DEVICE_HOST_MEMORY | HETCCL_DEVICE_KERNELS
-    _device.bind_thread = bind_thread
-    _device.last_error = last_error
-    _device.alloc = _device.host_alloc = alloc
-    _device.free = _device.host_free = release
-    _device.owns = owns
-    _device.host_register = register
-    _device.host_unregister = unregister
-    _device.copy_async = copy
-    _device.memset_async = fill
-    _device.stream_create = _device.event_create = handle_create
-    _device.stream_destroy = _device.event_destroy = handle_use
-    _device.stream_sync = _device.event_sync = _device.event_query = handle_use
-    _device.stream_wait_event = _device.event_record = handles_use
-    _device.reduce_async = reduce
-    _device.scale_async = scale
-
     memset(&_ccl, 0, sizeof(_ccl))
     _ccl.version = HETCCL_SPI_VERSION
     _ccl.size = sizeof(_ccl)
@@ -277,8 +157,6 @@ cdef void _fill():
     _ccl.abort = abort
     _ccl.destroy = destroy
 
-    _device_table.ops = &_device
-    _device_table.ctx = NULL
     _ccl_table.ops = &_ccl
     _ccl_table.ctx = NULL
 

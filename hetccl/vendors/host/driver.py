@@ -44,12 +44,13 @@ class HostVendor(Vendor):
     def __init__(self, request: VendorRequest) -> None:
         try:
             from hetccl.native import island
+            from hetccl.vendors import host_memory
             from hetccl.vendors.host import _host
         except ImportError as error:
             raise PluginLoadError(f"host: its compiled module does not load ({error}); reinstall hetccl") from error
         self.island_key = IslandKey("host", VERSION, "", request.host_id)
         self.max_island = island.RANKS_MAX
-        self.device_table = _host.device_table()
+        self.device_table = host_memory.device_table()
         self.ccl_table = _host.ccl_table()
 
     def new_id(self) -> bytes:

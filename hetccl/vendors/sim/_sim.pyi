@@ -2,6 +2,8 @@
 from collections.abc import Sequence
 from typing import Any, final
 
+from hetccl.vendors.sim.conditions import Conditions
+
 __all__ = ["SimDevice", "open_device"]
 
 @final
@@ -17,4 +19,6 @@ class SimDevice:
     def create_comm(self, rank: int, size: int, island_id: bytes, timeout: float) -> int: ...
     def stop(self, timeout: float = 5.0) -> bool: ...
 
-def open_device(name: str, index: int, reduce_masks: Sequence[int]) -> SimDevice: ...
+def open_device(
+    name: str, index: int, reduce_masks: Sequence[int], conditions: Conditions | None = None
+) -> SimDevice: ...

@@ -19,9 +19,14 @@ __all__ = ["SimDevice", "open_device"]
 
 cdef extern from "device.h" nogil:
     ctypedef struct hetccl_sim_registry
+    ctypedef struct hetccl_sim_conditions:
+        uint64_t seed, delay_ns, rate
+        uint32_t adversarial, poison, one_at_a_time
     ctypedef struct hetccl_sim_device:
         char *name
         uint64_t deadline_ns
+        hetccl_sim_conditions conditions
+    void hetccl_sim_conditions_seed(hetccl_sim_device *d, uint64_t salt)
     const hetccl_device_ops hetccl_sim_device_ops
     hetccl_sim_registry *hetccl_sim_registry_new()
     hetccl_sim_device *hetccl_sim_device_new(hetccl_sim_registry *r, const char *name, int32_t index)
@@ -83,6 +88,7 @@ cdef class SimDevice:
 
         if hetccl_sim_check(self.device) != HETCCL_OK:
             raise errors.ClosedError(_text())
+        hetccl_sim_conditions_seed(self.device, <uint64_t>rank)  # ranks of one island draw different numbers
         cdef uintptr_t handle = island.join(island_id, rank, size, timeout)
         cdef hetccl_sim_comm *comm = hetccl_sim_comm_new(self.device, <hetccl_island *>handle, rank, size)
         if comm == NULL:
@@ -102,8 +108,11 @@ cdef class SimDevice:
         return status == HETCCL_OK
 
 
-def open_device(str name, int index, reduce_masks):
-    """The device `index` of vendor `name` in this process. `reduce_masks`: one an element type, bit `operator`."""
+def open_device(str name, int index, reduce_masks, conditions=None):
+    """The device `index` of vendor `name` in this process. `reduce_masks`: one an element type, bit `operator`.
+
+    `conditions` (of conditions.py) are those of the first opening.
+    """
     global _registry
     cdef uint32_t[<int>HETCCL_DTYPE_COUNT] masks
     cdef SimDevice d
@@ -125,6 +134,14 @@ def open_device(str name, int index, reduce_masks):
         d.device = hetccl_sim_device_new(_registry, label, index)
         if d.device == NULL:
             raise MemoryError
+        if conditions is not None:
+            d.device.conditions.seed = conditions.seed
+            d.device.conditions.delay_ns = <uint64_t>(conditions.delay_us * 1e3)
+            d.device.conditions.rate = conditions.rate
+            d.device.conditions.adversarial = conditions.adversarial
+            d.device.conditions.poison = conditions.poison
+            d.device.conditions.one_at_a_time = conditions.one_at_a_time
+            hetccl_sim_conditions_seed(d.device, 0)
         hetccl_sim_ccl_init(&d.ccl, d.device, masks)
         d.device_entry.ops = &hetccl_sim_device_ops
         d.device_entry.ctx = d.device

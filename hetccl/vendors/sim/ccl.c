@@ -45,7 +45,9 @@ typedef struct ccl_op {
     hetccl_sim_span send, recv;
 } ccl_op;
 
+static int run_conditioned(ccl_op *o, hetccl_sim_device *d);
 static int run_island(ccl_op *o);
+static void traffic(const ccl_op *o, uint64_t *out, uint64_t *in);
 static int wait_turn(ccl_op *o, hetccl_sim_device *d);
 static void comm_fail(hetccl_sim_comm *c, int status, const char *text);
 static void comm_unref(hetccl_sim_comm *c);
@@ -58,7 +60,7 @@ static int ccl_run(hetccl_sim_op *op, hetccl_sim_device *d)
     if (status == HETCCL_OK && atomic_load_explicit(&c->error, memory_order_acquire) != HETCCL_OK)
         return HETCCL_OK;                      /* nothing more runs on a failed communicator; async_error says so */
     if (status == HETCCL_OK)
-        status = run_island(o);
+        status = run_conditioned(o, d);
     if (status != HETCCL_OK)
         comm_fail(c, status, hetccl_sim_last_error(d));
     return HETCCL_OK;
@@ -353,6 +355,47 @@ static void comm_unref(hetccl_sim_comm *c)
     pthread_mutex_unlock(&d->lock);
     hetccl_island_destroy(c->island);
     free(c);
+}
+
+/* The call, alone on the device and at its link's speed where that is asked for. */
+static int run_conditioned(ccl_op *o, hetccl_sim_device *d)
+{
+    hetccl_sim_comm *c = o->comm;
+    int status = hetccl_sim_enter(d, &c->error);
+    if (status != HETCCL_OK)
+        return status;
+    uint64_t out = 0, in = 0, began = hetccl_now_ns();
+    if (d->conditions.rate) {
+        traffic(o, &out, &in);
+        if (o->what == SEND)                   /* paid before the data is there, so that the receiver sees the speed */
+            hetccl_sim_carry(d, began, out, 0, &c->error);
+        else if (o->what != RECV && (status = hetccl_island_barrier(c->island)) == HETCCL_OK)
+            began = hetccl_now_ns();           /* the link is used from when all ranks are there */
+    }
+    if (status == HETCCL_OK)
+        status = run_island(o);
+    else
+        hetccl_sim_fail(status, "%s: not all of %d ranks came", names[o->what], c->size);
+    if (status == HETCCL_OK && o->what != SEND)
+        hetccl_sim_carry(d, began, out, in, &c->error);
+    hetccl_sim_leave(d);
+    return status;
+}
+
+/* Bytes that the busiest way of each direction carries in the best algorithm known: rings and chains. */
+static void traffic(const ccl_op *o, uint64_t *out, uint64_t *in)
+{
+    uint64_t n = (uint64_t)o->comm->size, one = o->count * hetccl_dtype_size(o->dtype);
+    uint64_t place = ((uint64_t)o->comm->rank + n - (uint64_t)o->peer) % n;   /* distance from the root */
+    *out = *in = 0;
+    if (o->what == SEND || (n > 1 && ((o->what == BROADCAST && place != n - 1) || (o->what == REDUCE && place != 0))))
+        *out = one;
+    if (o->what == RECV || (n > 1 && ((o->what == BROADCAST && place != 0) || (o->what == REDUCE && place != n - 1))))
+        *in = one;
+    if (o->what == ALL_REDUCE)
+        *out = *in = 2 * (n - 1) * one / n;
+    if (o->what == REDUCE_SCATTER || o->what == ALL_GATHER || o->what == ALL_TO_ALL)
+        *out = *in = (n - 1) * one;
 }
 
 /* The blocking call itself. Blocks until this rank's part is done, the device's deadline passes or somebody aborts. */

@@ -5,6 +5,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -116,11 +117,14 @@ static int sim_host_alloc(void *ctx, size_t nbytes, void **ptr)
         return status;
     if (posix_memalign(ptr, (size_t)sysconf(_SC_PAGESIZE), nbytes ? nbytes : 1) != 0)
         return hetccl_sim_fail(HETCCL_NO_MEMORY, "no %zu bytes of host memory", nbytes);
+    hetccl_sim_poison(ctx, *ptr, nbytes, 0);
     return HETCCL_OK;
 }
 
 static int sim_host_free(void *ctx, void *ptr)
 {
+    if (ptr != NULL)
+        hetccl_sim_poison(ctx, ptr, malloc_usable_size(ptr), 1);
     free(ptr);
     return HETCCL_OK;
 }

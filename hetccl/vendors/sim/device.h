@@ -19,6 +19,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "conditions.h"
 #include "hetccl/spi.h"
 
 #define HETCCL_SIM_NAME_MAX 64
@@ -44,6 +45,8 @@ typedef struct hetccl_sim_device {
     hetccl_sim_stream *default_stream, *streams;
     hetccl_sim_comm *comms;
     uint32_t n_threads;
+    hetccl_sim_conditions conditions;          /* set before the first stream is made */
+    hetccl_sim_disorder disorder;
 } hetccl_sim_device;
 
 /* ---- memory.c */

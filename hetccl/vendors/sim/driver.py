@@ -3,17 +3,20 @@
 
 "sim-a", "sim-b", "sim-anything" are vendors of their own, each with an island of its own. Their memory faults when the
 host touches it, their streams run later and in order, and their libraries differ in what they can reduce, so a program
-that works with them makes none of the mistakes that only real devices punish. It says nothing about speed.
+that works with them makes none of the mistakes that only real devices punish. How orderly and how fast they are, their
+options say (`conditions.py`).
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from hetccl.errors import PluginLoadError, UsageError, VendorError
+from hetccl.errors import ConfigError, PluginLoadError, UsageError, VendorError
 from hetccl.types import DType, RedOp
 from hetccl.vendors.base import Availability, IslandKey, Vendor, VendorDriver, VendorRequest
+from hetccl.vendors.sim.conditions import OPTIONS, Conditions
 
 if TYPE_CHECKING:
     from hetccl.vendors.sim._sim import SimDevice
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["PERSONALITIES", "Personality", "SimDriver", "SimVendor", "personality_of"]
 
 VERSION = "1.0"
+
+log = logging.getLogger("hetccl.vendors.sim")
 
 
 @dataclass(frozen=True)
@@ -65,13 +70,21 @@ class SimDriver(VendorDriver):
     variants: ClassVar[bool] = True
     automatic: ClassVar[bool] = False
     simulated_only: ClassVar[bool] = True
+    options = OPTIONS
 
     def probe(self) -> Availability:
         try:
             import hetccl.vendors.sim._sim  # noqa: F401
         except ImportError as error:
             return Availability(False, f"its compiled module does not load: {error}", "reinstall hetccl")
-        return Availability(True, details={"library": "sim", "version": VERSION})
+        try:
+            conditions = Conditions.from_env()
+        except ConfigError as error:
+            return Availability(False, str(error), "correct or unset the variable")
+        details = {"library": "sim", "version": VERSION}
+        if conditions.describe():
+            details["conditions"] = conditions.describe().removeprefix("; ")
+        return Availability(True, details=details)
 
     def open(self, request: VendorRequest) -> SimVendor:
         return SimVendor(request)
@@ -88,7 +101,12 @@ class SimVendor(Vendor):
             raise PluginLoadError(f"sim: its compiled module does not load ({error}); reinstall hetccl") from error
         self.name = f"sim-{request.variant}" if request.variant else "sim"
         self.personality = personality_of(request.variant)
-        self.device: SimDevice = _sim.open_device(self.name, request.device_index, self.personality.reduce_masks())
+        self.conditions = Conditions.from_env()
+        masks = self.personality.reduce_masks()
+        self.device: SimDevice = _sim.open_device(self.name, request.device_index, masks, self.conditions)
+        self.segment_bytes = self.conditions.segment_bytes
+        if self.conditions.describe():
+            log.debug("%s:%d runs under conditions%s", self.name, request.device_index, self.conditions.describe())
         self.island_key = IslandKey(self.name, VERSION, "", request.host_id)
         self.max_island = RANKS_MAX
         self.device_table = self.device.device_table
@@ -97,7 +115,7 @@ class SimVendor(Vendor):
     def new_id(self) -> bytes:
         from hetccl.native.island import new_id
 
-        return _label(self.name) + new_id()
+        return self._label() + new_id()
 
     def create_comm(self, rank: int, size: int, unique_id: bytes, timeout: float) -> int:
         """Raises `VendorError` for an id of another vendor, and what the island raises when a rank stays away."""
@@ -105,18 +123,20 @@ class SimVendor(Vendor):
         if not mark:
             raise UsageError(f"{self.name}: create_comm got an id of {len(unique_id)} bytes that names no vendor; "
                              "take one from new_id() of the same vendor")
-        if name + mark != _label(self.name):
+        if name + mark != self._label():
             found = name.decode(errors="replace")
             raise VendorError(f"{self.name}: create_comm got an id that {found} made; a communicator holds ranks of "
-                              f"{self.name} only", vendor=self.name, call="create_comm", code=_INVALID)
+                              f"{self._label()[:-1].decode()} only", vendor=self.name, call="create_comm",
+                              code=_INVALID)
         return self.device.create_comm(rank, size, island_id, timeout)
 
     def describe(self) -> str:
-        return f"{self.name} {VERSION} (pretend accelerator; {self.personality.text})"
+        return f"{self.name} {VERSION} (pretend accelerator; {self.personality.text}{self.conditions.describe()})"
+
+    def _label(self) -> bytes:
+        """Goes before every id. Ranks at different speeds would not meet in the same calls, so it says the speed."""
+        rate = f" at {self.conditions.rate / 1e6:g} MB/s" if self.conditions.rate else ""
+        return f"{self.name}{rate}".encode() + b"\0"
 
 
 _INVALID = 3  # HETCCL_INVALID of spi.h
-
-
-def _label(name: str) -> bytes:
-    return name.encode() + b"\0"

@@ -67,11 +67,13 @@ int hetccl_sim_alloc(hetccl_sim_device *d, size_t nbytes, void **ptr)
         return hetccl_sim_fail(HETCCL_NO_MEMORY, "%s: cannot allocate %zu bytes: %s", d->name, nbytes,
                                strerror(reason));
     }
+    hetccl_sim_poison(d, b->alias, b->mapped, 0);
     *ptr = b->user;
     return HETCCL_OK;
 }
 
-/* Never waits for queued work: operations hold references, and the pages go when the last one has ended. */
+/* Never waits for queued work: operations hold references, and the pages go when the last one has ended. Poison shows who
+ * counts on that: a real allocator may have handed the memory to somebody else by then. */
 int hetccl_sim_free(hetccl_sim_device *d, void *ptr)
 {
     if (ptr == NULL)
@@ -90,6 +92,7 @@ int hetccl_sim_free(hetccl_sim_device *d, void *ptr)
     pthread_rwlock_unlock(&r->lock);
     if (!mine)
         return hetccl_sim_fail(HETCCL_INVALID, "%s: free(%p): not the start of one of its allocations", d->name, ptr);
+    hetccl_sim_poison(d, b->alias, b->mapped, 1);
     block_unref(b);
     return HETCCL_OK;
 }

@@ -31,7 +31,7 @@ typedef struct mark_op {
 
 static void *stream_main(void *arg);
 static hetccl_sim_op *take(hetccl_sim_stream *s);
-static void run_one(hetccl_sim_device *d, hetccl_sim_op *op);
+static void run_one(hetccl_sim_stream *s, hetccl_sim_op *op);
 static void stream_delete(hetccl_sim_stream *s);
 static int default_stream(hetccl_sim_device *d, hetccl_sim_stream **out);
 static int start_locked(hetccl_sim_device *d, hetccl_sim_stream **out);
@@ -183,7 +183,7 @@ static void *stream_main(void *arg)
     hetccl_sim_stream *s = arg;
     hetccl_sim_device *d = s->device;
     for (hetccl_sim_op *op; (op = take(s)) != NULL;)
-        run_one(d, op);
+        run_one(s, op);
 
     pthread_mutex_lock(&d->lock);
     s->exited = 1;
@@ -201,6 +201,8 @@ static hetccl_sim_op *take(hetccl_sim_stream *s)
     for (int turn = 0; turn < YIELDS && atomic_load_explicit(&s->n_queued, memory_order_relaxed) == 0; turn++)
         sched_yield();
     pthread_mutex_lock(&s->lock);
+    if (s->head == NULL)
+        hetccl_sim_idle(s->device, s);
     while (s->head == NULL && !s->closing && !is_stopped(s->device))
         pthread_cond_wait(&s->more, &s->lock);
     hetccl_sim_op *op = s->head;
@@ -216,9 +218,11 @@ static hetccl_sim_op *take(hetccl_sim_stream *s)
 }
 
 /* The one place where queued work runs: what disturbs the order or the speed of a device on purpose belongs here. */
-static void run_one(hetccl_sim_device *d, hetccl_sim_op *op)
+static void run_one(hetccl_sim_stream *s, hetccl_sim_op *op)
 {
+    hetccl_sim_device *d = s->device;
     int status = HETCCL_ABORTED;
+    hetccl_sim_disturb(d, s);
     if (!is_stopped(d)) {
         status = atomic_load_explicit(&d->error, memory_order_acquire);
         if (status == HETCCL_OK) {

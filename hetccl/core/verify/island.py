@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vendor calls: all ranks of an island meet in the order in which each issues its calls.
+
+Only the order that the data itself forces is taken as given (a broadcast's root need not wait for the others), but all
+ranks are taken to block until all have come: whatever a library promises beyond the first or does short of the
+second, the proof holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hetccl.core.plan import Buffer, Plan, Slice, Step, StepKind
+from hetccl.core.topology import Island, Topology
+from hetccl.core.verify.layout import Place
+from hetccl.core.verify.memory import Access, Fault
+from hetccl.core.verify.values import UNDEFINED, Content, merge
+from hetccl.types import RedOp
+
+if TYPE_CHECKING:
+    from hetccl.core.verify.machine import Machine, Proc, Rank
+
+__all__ = ["Rendezvous", "check_able", "vendor_operator"]
+
+REDUCING = (StepKind.ALL_REDUCE, StepKind.REDUCE_SCATTER, StepKind.REDUCE)
+
+
+@dataclass
+class _Arrival:
+    rank: Rank
+    proc: Proc
+    step: Step
+    n: int
+    src: Place
+    dst: Place
+
+
+class Rendezvous:
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._calls: dict[int, int] = {}  # rank -> calls made
+        self._open: dict[tuple[int, int], dict[int, _Arrival]] = {}
+
+    def call(
+        self, machine: Machine, rank: Rank, me: Proc, step: Step, segment: int
+    ) -> Generator[tuple[Any, ...], None, None]:
+        n = rank.layout.length(step.len, segment)
+        if n == 0:
+            return
+        island = self._topology.island_of(rank.plan.rank)
+        number = self._calls.get(rank.plan.rank, 0)
+        self._calls[rank.plan.rank] = number + 1
+        key = (island.index, number)
+        met = self._open.setdefault(key, {})
+        met[rank.plan.rank] = _arrival(rank, me, step, segment, n, island.size)
+        if len(met) < island.size:
+            while key in self._open:
+                yield (("call", *key),)
+            return
+        del self._open[key]
+        self._run(machine, key, [met[r] for r in island.ranks])
+        machine.notify(("call", *key))
+
+    def _run(self, machine: Machine, key: tuple[int, int], met: list[_Arrival]) -> None:
+        first = met[0]
+        for other in met[1:]:
+            mine, theirs = _signature(first), _signature(other)
+            if mine != theirs:
+                raise Fault(
+                    f"call {key[1]} of island {key[0]}: {first.proc.where} calls {mine}, but {other.proc.where} "
+                    f"calls {theirs}"
+                )
+        kind, n, root = first.step.kind, first.n, first.step.root
+        if kind in (StepKind.BROADCAST, StepKind.REDUCE) and not 0 <= root < len(met):
+            raise Fault(f"names island rank {root} as root of an island of {len(met)}")
+        before = [a.proc.clock for a in met]
+        together = before[0]
+        for clock in before[1:]:
+            together = machine.join(together, clock)
+        contents: list[Content] = []
+        accesses: list[Access] = []
+        for i, a in enumerate(met):
+            if kind == StepKind.BROADCAST:
+                knows = machine.join(before[i], before[root])
+            elif kind == StepKind.REDUCE and i != root:
+                knows = before[i]
+            else:
+                knows = together
+            access = a.proc.access()
+            ended = machine.join(a.proc.clock, knows)
+            a.proc.clock = ended
+            accesses.append(access)
+            if kind != StepKind.BROADCAST or i == root:
+                contents.append(_blame(a, lambda a=a, access=access: a.src.region.read(a.src.lo, a.src.hi, access)))
+            else:
+                contents.append([])
+        for i, a in enumerate(met):
+            content = self._result(machine, key, kind, contents, i, n, root, vendor_operator(a.rank.plan))
+            dst = a.dst
+            if kind == StepKind.ALL_GATHER and a.src == Place(dst.region, dst.lo + i * n, dst.lo + (i + 1) * n):
+                self._store_around(machine, a, content, i, n, accesses[i])
+            elif not (kind == StepKind.BROADCAST and i == root and a.src == dst):
+                _blame(a, lambda a=a, c=content, i=i: machine.store(a.rank, a.dst, c, accesses[i]))
+
+    def _result(
+        self, machine: Machine, key: tuple[int, int], kind: StepKind, contents: list[Content], i: int, n: int,
+        root: int, redop: RedOp,
+    ) -> Content:  # fmt: skip
+        if kind == StepKind.BROADCAST:
+            return contents[root]
+        if kind == StepKind.ALL_GATHER:
+            return [piece for content in contents for piece in content]
+        if kind == StepKind.REDUCE and i != root:
+            return [(n, UNDEFINED, 0)]
+        sources = contents
+        if kind == StepKind.REDUCE_SCATTER:
+            sources = [_part(content, i * n, n) for content in contents]
+        # an all_reduce need not give all ranks the same bits; the ranks of the only island are taken as they come
+        call = (*key, i) if kind == StepKind.ALL_REDUCE and len(self._topology.islands) > 1 else key
+        result = []
+        for length, parts in merge(sources):
+            node, index = machine.values.by_vendor(redop, call, parts)
+            result.append((length, node, index))
+        return result
+
+    def _store_around(
+        self, machine: Machine, a: _Arrival, content: Content, i: int, n: int, access: Access
+    ) -> None:  # an all_gather in place does not write the rank's own part
+        total = sum(piece[0] for piece in content)
+        for lo, hi in ((0, i * n), ((i + 1) * n, total)):
+            place = Place(a.dst.region, a.dst.lo + lo, a.dst.lo + hi)
+            part = _part(content, lo, hi - lo)
+            _blame(a, lambda p=place, c=part: machine.store(a.rank, p, c, access))
+
+
+def _arrival(rank: Rank, me: Proc, step: Step, segment: int, n: int, size: int) -> _Arrival:
+    """Where the call reads and writes. In place means what the NCCL-shaped interfaces allow, and nothing else."""
+    reads = n * size if step.kind == StepKind.REDUCE_SCATTER else n
+    writes = n * size if step.kind == StepKind.ALL_GATHER else n
+    src, dst = _long(rank, step.src, segment, reads), _long(rank, step.dst, segment, writes)
+    at = rank.island_rank
+    fits = src.lo == dst.lo
+    if step.kind == StepKind.REDUCE_SCATTER:
+        fits = dst.lo == src.lo + at * n
+    elif step.kind == StepKind.ALL_GATHER:
+        fits = src.lo == dst.lo + at * n
+    if src.region is dst.region and src.lo < dst.hi and dst.lo < src.hi and not fits:
+        raise Fault(f"source [{src.lo}:{src.hi}] and target [{dst.lo}:{dst.hi}] of {src.region.name} overlap in part")
+    return _Arrival(rank, me, step, n, src, dst)
+
+
+def _long(rank: Rank, s: Slice, segment: int, length: int) -> Place:
+    return rank.layout.place(s, segment, length)
+
+
+def check_able(island: Island, plan: Plan, step: Step) -> str:
+    """Why the vendor's library cannot do a step, or nothing."""
+    if not island.host_memory and Buffer.HOST_SCRATCH in (step.src.buffer, step.dst.buffer):
+        return "hands host memory to the vendor's library of a device"
+    if island.size == 1:
+        return "calls the vendor's library in an island of one rank"
+    if step.kind not in REDUCING:
+        able = step.as_bytes or island.moves(plan.dtype)
+        return "" if able else f"vendor {island.vendor} cannot move {plan.dtype.label}"
+    if step.as_bytes:
+        return "reduces elements as if they were bytes"
+    redop = vendor_operator(plan)
+    able = island.reduces(plan.dtype, redop)
+    return "" if able else f"vendor {island.vendor} cannot reduce {plan.dtype.label} with {redop.label}"
+
+
+def vendor_operator(plan: Plan) -> RedOp:
+    return RedOp.SUM if plan.redop == RedOp.AVG and plan.divisor != 0.0 else plan.redop
+
+
+def _signature(a: _Arrival) -> str:
+    step = a.step
+    rooted = step.kind in (StepKind.BROADCAST, StepKind.REDUCE)
+    redop = f" {vendor_operator(a.rank.plan).label}" if step.kind in REDUCING else ""
+    return (
+        f"{step.kind.name.lower()}{redop} of {a.n} elements"
+        + (" as bytes" if step.as_bytes else "")
+        + (f" with root {step.root}" if rooted else "")
+    )
+
+
+def _blame(a: _Arrival, run: Any) -> Any:
+    """The fault is that of the rank whose memory it is, not of the last to come."""
+    try:
+        return run()
+    except Fault as fault:
+        raise Fault(f"{a.proc.where}: {fault}") from None
+
+
+def _part(content: Content, lo: int, length: int) -> Content:
+    """Elements [lo, lo + length) of a content."""
+    result, at, hi = [], 0, lo + length
+    for size, node, index in content:
+        first, last = max(at, lo), min(at + size, hi)
+        if first < last:
+            result.append((last - first, node, index + first - at))
+        at += size
+    return result

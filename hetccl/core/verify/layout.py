@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the slices of one rank's plan lie, exactly as the executor computes addresses (hx_address), and who may write
+there."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hetccl.core.plan import Buffer, Plan, Slice, slice_range
+from hetccl.core.verify.memory import Fault, Region
+from hetccl.core.verify.spec import OpSpec
+from hetccl.core.verify.values import Values
+
+__all__ = ["Layout", "Place"]
+
+
+class Place(NamedTuple):
+    """Elements [lo, hi) of a region."""
+
+    region: Region
+    lo: int
+    hi: int
+
+    def of(self, length: int) -> Place:
+        return Place(self.region, self.lo, self.lo + length)
+
+
+class Layout:
+    """Memory of one rank in one operation on `count` elements."""
+
+    def __init__(self, plan: Plan, spec: OpSpec, size: int, count: int, in_place: bool, values: Values) -> None:
+        rank, root = plan.rank, plan.root
+        self.plan, self.count = plan, count
+        self.lengths = plan.segments(count)
+        self.segment = plan.segment if plan.segment and plan.segment < count else max(count, 1)
+        self.depth = max((s.shift for s in plan.steps), default=0) + 1
+        n_in, n_out = spec.in_blocks(size, rank, root) * count, spec.out_blocks(size, rank, root) * count
+        at_in = at_out = 0
+        out = Region("output")
+        if spec.one_buffer:
+            inp = out
+        elif in_place and spec.in_place:
+            at_in, at_out = (blocks * count for blocks in spec.in_place(size, rank, root))
+            inp = out = Region("buffer")
+        else:
+            inp = Region("input")
+        inp.fill(at_in, at_in + n_in, values.input(rank), 0)
+        self.output = Place(out, at_out, at_out + n_out)
+        self._input = Place(inp, at_in, at_in + n_in)
+        self._scratch = {b: Region(b.name.lower()) for b in (Buffer.DEVICE_SCRATCH, Buffer.HOST_SCRATCH)}
+
+    def length(self, s: Slice, segment: int) -> int:
+        lo, hi = slice_range(s, self.lengths[segment], self.plan.units)
+        return hi - lo
+
+    def place(self, s: Slice, segment: int, length: int = -1) -> Place:
+        """Where a slice lies. With `length`, that many elements from its start."""
+        lo, hi = slice_range(s, self.lengths[segment], self.plan.units)
+        if length >= 0:
+            hi = lo + length
+        if s.buffer in (Buffer.IN, Buffer.OUT):
+            home = self._input if s.buffer == Buffer.IN else self.output
+            base = home.lo + s.block * self.count + segment * self.segment
+            where, first, last = home.region, home.lo, home.hi
+        elif s.buffer in (Buffer.DEVICE_SCRATCH, Buffer.HOST_SCRATCH):
+            where = self._scratch[Buffer(s.buffer)]
+            blocks = self.plan.device_blocks if s.buffer == Buffer.DEVICE_SCRATCH else self.plan.host_blocks
+            slot = segment % self.depth * blocks
+            base = (slot + s.block) * self.segment
+            first, last = slot * self.segment, (slot + blocks) * self.segment
+        else:
+            raise Fault("uses a slice that names no buffer")
+        place = Place(where, base + lo, base + hi)
+        if hi > lo and not (s.block >= 0 and first <= place.lo and place.hi <= last):
+            raise Fault(f"reaches {where.name}[{place.lo}:{place.hi}], but only [{first}:{last}] is its to use")
+        return place
+
+    def stride(self, s: Slice) -> int:
+        """Elements between blocks of a buffer."""
+        return self.count if s.buffer in (Buffer.IN, Buffer.OUT) else self.segment
+
+    def check_writable(self, place: Place) -> None:
+        if place.hi <= place.lo or place.region in self._scratch.values():
+            return
+        out = self.output
+        if place.region is not out.region or place.lo < out.lo or place.hi > out.hi:
+            raise Fault(f"writes {place.region.name}[{place.lo}:{place.hi}], which is not output")

@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A reference interpreter: runs the plans of all ranks on real numbers in one process, under a seeded schedule.
+
+It shares nothing with the prover but the plan: lanes, scratch and flows are written down once more, polled as the
+executor polls them, in an order drawn from the seed. Streams run late, vendor calls end at different times on
+different ranks and fold in any order, and memory that nobody has written is NaN.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+
+from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Lane, Plan, Slice, Step, StepKind, slice_range
+from hetccl.core.topology import Topology
+from hetccl.types import RedOp
+
+__all__ = ["Outcome", "Stuck", "run_plans"]
+
+NAN = float("nan")
+FOLD: dict[RedOp, Callable[[float, float], float]] = {
+    RedOp.SUM: lambda a, b: a + b,
+    RedOp.PROD: lambda a, b: a * b,
+    RedOp.MAX: lambda a, b: a if a != a or a > b else b,
+    RedOp.MIN: lambda a, b: a if a != a or a < b else b,
+}
+
+
+class Stuck(Exception):
+    """The run ended with a lock-up, or with messages or sizes that do not fit."""
+
+
+@dataclass
+class Outcome:
+    """Memory after a run, by rank, and elements sent by (sender, receiver)."""
+
+    outputs: list[list[float]]
+    sent: dict[tuple[int, int], int]
+
+
+def run_plans(
+    topology: Topology,
+    plans: Sequence[Plan],
+    inputs: Sequence[Sequence[float]],
+    count: int,
+    *,
+    seed: int = 0,
+    chunk: int = 4,
+    slots: int = 2,
+    in_place: Sequence[tuple[int, int] | None] = (),
+) -> Outcome:
+    """`inputs` are lists by rank; `in_place[r]` is (first element of the input, of the output) in one buffer, or None.
+    broadcast reads and writes OUT. Raises `Stuck`."""
+    world = _World(topology, plans, inputs, count, seed, chunk, slots, in_place)
+    world.run()
+    return Outcome([r.output() for r in world.ranks], world.sent)
+
+
+@dataclass
+class _FlowState:
+    src: list[float]
+    lo: int
+    dst: list[float]
+    at: int
+    n: int
+    pos: int = 0
+    sent: list[int] = field(default_factory=list)
+    done: bool = False
+
+
+@dataclass
+class _Call:
+    """A vendor call that a rank has begun."""
+
+    step: Step
+    n: int
+    src: tuple[list[float], int]
+    dst: tuple[list[float], int]
+    result: list[float] | None = None
+    ready: bool = False
+
+
+class _World:
+    def __init__(
+        self,
+        topology: Topology,
+        plans: Sequence[Plan],
+        inputs: Sequence[Sequence[float]],
+        count: int,
+        seed: int,
+        chunk: int,
+        slots: int,
+        in_place: Sequence[tuple[int, int] | None],
+    ) -> None:
+        self.topology, self.chunk, self.slots = topology, chunk, slots
+        self.draw = random.Random(seed)
+        self.eager = False  # no flow may pause
+        self.rings: dict[tuple[int, int, int], deque[list[float]]] = {}
+        self.sent: dict[tuple[int, int], int] = {}
+        self.calls: dict[tuple[int, int], dict[int, _Call]] = {}
+        self.ranks = [
+            _Rank(self, p, list(inputs[p.rank]), count, in_place[p.rank] if in_place else None) for p in plans
+        ]
+
+    def run(self) -> None:
+        actors = [actor for rank in self.ranks for actor in rank.actors()]
+        weights = [self.draw.choice((1, 1, 4, 16)) for _ in actors]
+        idle = 0
+        while not all(rank.finished() for rank in self.ranks):
+            for actor in self.draw.choices(actors, weights, k=len(actors)):
+                idle = 0 if actor() else idle + 1
+            if idle > 2 * len(actors):
+                self.eager = True
+                if not any([actor() for actor in self.draw.sample(actors, len(actors))]):
+                    raise Stuck("nothing moves any more")
+                self.eager = False
+                idle = 0
+        if any(self.rings.values()):
+            raise Stuck("messages are left over")
+
+    def ring(self, source: int, target: int, channel: int) -> deque[list[float]]:
+        return self.rings.setdefault((source, target, int(channel)), deque())
+
+
+class _Rank:
+    def __init__(
+        self, world: _World, plan: Plan, data: list[float], count: int, together: tuple[int, int] | None
+    ) -> None:
+        self.world, self.plan, self.count = world, plan, count
+        self.island = world.topology.island_of(plan.rank)
+        self.me = world.topology.place(plan.rank)[1]
+        self.device = not self.island.host_memory
+        self.lengths = plan.segments(count)
+        self.segment = plan.segment if plan.segment and plan.segment < count else max(count, 1)
+        self.shift = max((s.shift for s in plan.steps), default=0)
+        self.out_size = plan.out_blocks * count
+        self.at_in = self.at_out = 0
+        if together is not None:
+            self.at_in, self.at_out = together
+            size = max(self.at_in + len(data), self.at_out + self.out_size)
+            self.out = self.inp = [NAN] * size
+            self.inp[self.at_in : self.at_in + len(data)] = data
+        else:
+            self.inp, self.out = data, [NAN] * self.out_size
+        depth = self.shift + 1
+        self.scratch = {
+            Buffer.DEVICE_SCRATCH: [NAN] * (depth * plan.device_blocks * self.segment),
+            Buffer.HOST_SCRATCH: [NAN] * (depth * plan.host_blocks * self.segment),
+        }
+        self.order = {lane: plan.lane(lane) for lane in Lane}
+        self.signals = plan.signals() | set(self.order[Lane.ISLAND][-1:])
+        self.done = [0] * len(plan.steps)
+        self.iteration = {lane: -self.shift for lane in Lane}
+        self.index = {lane: 0 for lane in Lane}
+        self.running: dict[Lane, bool] = {lane: False for lane in Lane}
+        self.flows: dict[int, _FlowState] = {}
+        self.stream: deque[tuple[Step, int, int]] = deque()  # step, its number (or -1: no event), segment
+        self.open: _Call | None = None
+        self.calling = False  # the stream's first step is the open call
+        self.made = 0
+
+    def actors(self) -> list[Callable[[], bool]]:
+        found: list[Callable[[], bool]] = [lambda lane=lane: self.lane_step(lane) for lane in Lane]  # type: ignore[misc]
+        return [*found, self.stream_step, self.call_ends]
+
+    def output(self) -> list[float]:
+        return self.out[self.at_out : self.at_out + self.out_size]
+
+    def finished(self) -> bool:
+        return not self.stream and self.open is None and all(self.next(lane) is None for lane in Lane)
+
+    # ---- lanes, as in executor.c
+
+    def next(self, lane: Lane) -> tuple[int, int] | None:
+        while self.iteration[lane] < len(self.lengths):
+            while self.index[lane] < len(self.order[lane]):
+                number = self.order[lane][self.index[lane]]
+                segment = self.iteration[lane] + self.plan.steps[number].shift
+                if 0 <= segment < len(self.lengths):
+                    return number, segment
+                self.index[lane] += 1
+            self.iteration[lane] += 1
+            self.index[lane] = 0
+        return None
+
+    def scratch_busy(self, lane: Lane, segment: int) -> bool:
+        before = segment - self.shift - 1
+        if before < 0 or not self.order[Lane.ISLAND] or not self.order[Lane.BORDER]:
+            return False
+        if lane == Lane.ISLAND:
+            self.next(Lane.BORDER)
+            return self.iteration[Lane.BORDER] <= before
+        return self.done[self.order[Lane.ISLAND][-1]] <= before
+
+    def lane_step(self, lane: Lane) -> bool:
+        place = self.next(lane)
+        if place is None:
+            return False
+        number, segment = place
+        step = self.plan.steps[number]
+        moved = False
+        if not self.running[lane]:
+            if (step.wait >= 0 and self.done[step.wait] <= segment) or self.scratch_busy(lane, segment):
+                return False
+            if step.kind == StepKind.FLOWS:
+                self.begin_flows(step, segment)
+                self.running[lane] = True
+            elif self.device and step.kind != StepKind.COMBINE:
+                signals = lane == Lane.ISLAND and number in self.signals
+                self.stream.append((step, number if signals else -1, segment))
+                self.done[number] += not signals
+                self.index[lane] += 1
+                return True
+            elif step.kind <= StepKind.REDUCE:
+                if self.open is not None:
+                    return False
+                self.begin_call(step, segment)
+                self.running[lane] = True
+                moved = True
+        if step.kind == StepKind.FLOWS:
+            moved = self.move_flows(step)
+            if not all(self.flows[f].done for f in range(step.first_flow, step.first_flow + step.n_flows)):
+                return moved
+        elif step.kind <= StepKind.REDUCE:
+            if self.open is not None:
+                return moved
+        else:
+            self.local(step, segment)
+        self.running[lane] = False
+        if self.device and lane == Lane.ISLAND and number in self.signals:
+            self.stream.append((step, number, segment))
+        else:
+            self.done[number] += 1
+        self.index[lane] += 1
+        return True
+
+    def stream_step(self) -> bool:
+        if not self.stream:
+            return False
+        step, number, segment = self.stream[0]
+        if step.kind <= StepKind.REDUCE:
+            if not self.calling:
+                self.begin_call(step, segment)
+                self.calling = True
+                return True
+            if self.open is not None:
+                return False
+            self.calling = False
+        elif step.kind in (StepKind.COPY, StepKind.SCALE):
+            self.local(step, segment)
+        self.stream.popleft()
+        if number >= 0:
+            self.done[number] += 1
+        return True
+
+    # ---- memory
+
+    def at(self, s: Slice, segment: int) -> tuple[list[float], int, int]:
+        """(memory, first, number of elements)"""
+        lo, hi = slice_range(s, self.lengths[segment], self.plan.units)
+        if s.buffer == Buffer.IN:
+            return self.inp, self.at_in + s.block * self.count + segment * self.segment + lo, hi - lo
+        if s.buffer == Buffer.OUT:
+            return self.out, self.at_out + s.block * self.count + segment * self.segment + lo, hi - lo
+        blocks = self.plan.device_blocks if s.buffer == Buffer.DEVICE_SCRATCH else self.plan.host_blocks
+        slot = segment % (self.shift + 1) * blocks + s.block
+        return self.scratch[Buffer(s.buffer)], slot * self.segment + lo, hi - lo
+
+    def load(self, memory: list[float], lo: int, n: int) -> list[float]:
+        if lo < 0 or lo + n > len(memory):
+            raise Stuck(f"rank {self.plan.rank} reads out of bounds")
+        return memory[lo : lo + n]
+
+    def save(self, memory: list[float], lo: int, values: list[float]) -> None:
+        if lo < 0 or lo + len(values) > len(memory):
+            raise Stuck(f"rank {self.plan.rank} writes out of bounds")
+        memory[lo : lo + len(values)] = values
+
+    def local(self, step: Step, segment: int) -> None:
+        dst, to, n = self.at(step.dst, segment)
+        src, lo, _ = self.at(step.src, segment)
+        if n == 0:
+            return
+        if step.kind == StepKind.COPY:
+            self.save(dst, to, self.load(src, lo, n))
+        elif step.kind == StepKind.SCALE:
+            self.save(dst, to, [x / self.plan.scale_divisor for x in self.load(src, lo, n)])
+        else:
+            stride = self.count if step.src.buffer in (Buffer.IN, Buffer.OUT) else self.segment
+            self.save(dst, to, self.fold([self.load(src, lo + i * stride, n) for i in range(step.n_src)]))
+
+    def fold(self, parts: list[list[float]], divisor: float = 1.0) -> list[float]:
+        redop = RedOp.SUM if self.plan.redop == RedOp.AVG else self.plan.redop
+        result = [reduce(FOLD[redop], column) for column in zip(*parts, strict=True)]
+        return [x / divisor for x in result] if divisor != 1.0 else result
+
+    # ---- vendor calls
+
+    def begin_call(self, step: Step, segment: int) -> None:
+        n = self.at(step.len, segment)[2]
+        if n == 0:
+            return
+        src, lo, _ = self.at(step.src, segment)
+        dst, to, _ = self.at(step.dst, segment)
+        call = self.open = _Call(step, n, (src, lo), (dst, to))
+        met = self.world.calls.setdefault((self.island.index, self.made), {})
+        self.made += 1
+        met[self.me] = call
+        if len(met) == self.island.size:
+            self.meet([met[i] for i in range(self.island.size)])
+
+    def meet(self, calls: list[_Call]) -> None:
+        first = calls[0]
+        if any((c.step.kind, c.n, c.step.root) != (first.step.kind, first.n, first.step.root) for c in calls):
+            raise Stuck(f"island {self.island.index}: its ranks make different vendor calls")
+        kind, n, root, size = first.step.kind, first.n, first.step.root, len(calls)
+        reads = n * size if kind == StepKind.REDUCE_SCATTER else n
+        data = [
+            self.load(*c.src, reads) if kind != StepKind.BROADCAST or i == root else [] for i, c in enumerate(calls)
+        ]
+        average = self.plan.redop == RedOp.AVG and self.plan.divisor == 0.0
+        for i, c in enumerate(calls):
+            if kind == StepKind.BROADCAST:
+                c.result = data[root]
+            elif kind == StepKind.ALL_GATHER:
+                c.result = [x for part in data for x in part]
+            elif kind == StepKind.REDUCE and i != root:
+                c.result = [NAN] * n
+            else:
+                parts = [d[i * n : (i + 1) * n] if kind == StepKind.REDUCE_SCATTER else d for d in data]
+                self.world.draw.shuffle(parts)
+                c.result = self.fold(parts, float(size) if average else 1.0)
+            c.ready = True
+
+    def call_ends(self) -> bool:
+        call = self.open
+        if call is None or not call.ready:
+            return False
+        assert call.result is not None
+        self.save(*call.dst, call.result)
+        self.open = None
+        return True
+
+    # ---- flows, as in flows.c
+
+    def begin_flows(self, step: Step, segment: int) -> None:
+        for number in range(step.first_flow, step.first_flow + step.n_flows):
+            flow = self.plan.flows[number]
+            src, lo, n_src = self.at(flow.src, segment) if flow.src.buffer >= 0 else ([], 0, 0)
+            dst, to, n_dst = self.at(flow.dst, segment) if flow.dst.buffer >= 0 else ([], 0, 0)
+            n = n_src if flow.src.buffer >= 0 else n_dst
+            self.flows[number] = _FlowState(src, lo, dst, to, n, sent=[0] * len(flow.peers), done=n == 0)
+
+    def move_flows(self, step: Step) -> bool:
+        moved = False
+        numbers = range(step.first_flow, step.first_flow + step.n_flows)
+        for number in numbers:
+            state, flow = self.flows[number], self.plan.flows[number]
+            if state.done or self.blocked(step, number) or (not self.world.eager and self.world.draw.random() < 0.3):
+                continue
+            moved |= self.move(flow, state)
+        return moved
+
+    def blocked(self, step: Step, number: int) -> bool:
+        flow = self.plan.flows[number]
+        return any(
+            not self.flows[e].done
+            and (self.plan.flows[e].kind, self.plan.flows[e].channel) == (flow.kind, flow.channel)
+            and set(self.plan.flows[e].peers) & set(flow.peers)
+            for e in range(step.first_flow, number)
+        )
+
+    def move(self, flow: Flow, s: _FlowState) -> bool:
+        before = (s.pos, *s.sent)
+        if flow.kind == FlowKind.SEND:
+            self.send(flow, s, 0, s.src, s.lo, s.n, flow.channel)
+            s.pos = s.sent[0]
+            s.done = s.pos == s.n
+        elif flow.kind in (FlowKind.RECV, FlowKind.FORWARD):
+            if s.pos < s.n:
+                m = min(self.world.chunk, s.n - s.pos)
+                data = self.take([flow.peers[0]], flow.channel, m)
+                if data:
+                    self.save(s.dst, s.at + s.pos, data[0])
+                    s.pos += m
+            if flow.kind == FlowKind.FORWARD:
+                self.send(flow, s, 1, s.dst, s.at, s.pos, flow.channel)
+            s.done = s.pos == s.n and (flow.kind == FlowKind.RECV or s.sent[1] == s.n)
+        elif flow.kind == FlowKind.OWN:
+            if s.pos < s.n:
+                self.combine(flow, s)
+            for k in range(len(flow.peers) if flow.give_back else 0):
+                self.send(flow, s, k, s.dst, s.at, s.pos, Channel.RESULT)
+            s.done = s.pos == s.n and (not flow.give_back or all(n == s.n for n in s.sent))
+        else:
+            m = min(self.world.chunk, s.n - s.pos)
+            for k in range(len(flow.peers)):
+                self.send(flow, s, k, s.src, s.lo, s.pos + m, flow.channel)
+            if all(n == s.pos + m for n in s.sent):
+                self.combine(flow, s)
+            s.done = s.pos == s.n
+        return (s.pos, *s.sent) != before
+
+    def send(self, flow: Flow, s: _FlowState, k: int, memory: list[float], lo: int, limit: int, channel: int) -> None:
+        source, target = self.plan.rank, flow.peers[k]
+        ring = self.world.ring(source, target, channel)
+        if s.sent[k] < limit and len(ring) < self.world.slots:
+            m = min(self.world.chunk, s.n - s.sent[k])
+            ring.append(self.load(memory, lo + s.sent[k], m))
+            s.sent[k] += m
+            self.world.sent[source, target] = self.world.sent.get((source, target), 0) + m
+
+    def take(self, peers: Sequence[int], channel: int, m: int) -> list[list[float]]:
+        rings = [self.world.ring(p, self.plan.rank, channel) for p in peers]
+        if not all(rings):
+            return []
+        if any(len(ring[0]) != m for ring in rings):
+            raise Stuck(f"rank {self.plan.rank}: a message of another size came")
+        return [ring.popleft() for ring in rings]
+
+    def combine(self, flow: Flow, s: _FlowState) -> None:
+        m = min(self.world.chunk, s.n - s.pos)
+        parts = self.take(flow.peers, Channel.CONTRIBUTE, m)
+        if not parts:
+            return
+        parts.insert(flow.position, self.load(s.src, s.lo + s.pos, m))
+        self.save(s.dst, s.at + s.pos, self.fold(parts, self.plan.divisor if flow.finish else 1.0))
+        s.pos += m
