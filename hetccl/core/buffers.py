@@ -121,7 +121,8 @@ def _interface(array: Any, interface: dict[str, Any], writable: bool, what: str)
     shape, typestr = tuple(interface["shape"]), interface["typestr"]
     ptr, readonly = interface["data"]
     dtype = _dtype(array, typestr, what)
-    if writable and (readonly or not hasattr(array, "__setitem__")):  # the latter: NumPy's scalars lend a copy
+    lent = not hasattr(array, "__setitem__") and not hasattr(array, "__cuda_array_interface__")  # of NumPy
+    if writable and (readonly or lent):
         raise UsageError(f"{what} is read-only; pass memory that may be written")
     if _contiguous(shape, interface.get("strides"), dtype.itemsize):
         return Buffer(ptr, math.prod(shape), dtype, array)

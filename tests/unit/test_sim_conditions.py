@@ -23,7 +23,7 @@ from hetccl.vendors.sim.array import SimArray
 from hetccl.vendors.sim.conditions import OPTIONS, Conditions
 from hetccl.vendors.sim.driver import SimDriver, SimVendor
 
-INDEX = itertools.count(1000)
+INDEX = itertools.count(50_000)
 
 
 def open_vendor(monkeypatch: pytest.MonkeyPatch, **conditions: str) -> SimVendor:
