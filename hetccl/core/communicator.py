@@ -68,7 +68,8 @@ class Communicator(Collectives):
         joined = self._joined = join(store, rank, size, name, ranks, transports, config, self.timeout, device_type)
         try:
             self._build(config)
-        except BaseException:
+        except BaseException as error:
+            joined.view.fail(f"rank {rank}: {type(error).__name__}: {error}")
             self._abandon()
             raise
         lifecycle.remember(self)
@@ -108,7 +109,7 @@ class Communicator(Collectives):
         self._endpoints: dict[int, tuple[str, int]] = {}
         self._connector = Connector(self.rank, joined.transports, joined.tables, self._linked)
         self._connector.start(joined.records)
-        self._connector.connect_border(joined.topology.border_pairs(), joined.deadline)
+        self._connector.connect_border(joined.topology.border_pairs(), joined.deadline, joined.check)
         self._core.start()
         self._watch = Watch(
             self._core, self.size, joined.control.state, bool(joined.ccl.caps & 2),
