@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hetccl.core.algorithms.common import HALF_TYPES, Shared
-from hetccl.core.plan import UNIT_ALIGN, Lane, Plan, Step, StepKind, slice_range
+from hetccl.core.plan import UNIT_ALIGN, Buffer, Lane, Plan, Step, StepKind, slice_range
 from hetccl.core.topology import Topology
 from hetccl.core.verify.bounds import check_bounds
 from hetccl.core.verify.island import check_able
@@ -155,7 +155,11 @@ def check_capabilities(topology: Topology, plans: Sequence[Plan]) -> None:
             wrong = ""
             if step.kind <= StepKind.REDUCE:
                 wrong = check_able(island, p, step)
-            elif step.kind == StepKind.SCALE and not island.host_memory and not island.kernels:
+            elif (
+                step.kind == StepKind.SCALE
+                and not (island.host_memory or island.kernels)
+                and step.dst.buffer != Buffer.HOST_SCRATCH  # there the host scales
+            ):
                 wrong = f"scales on a device of vendor {island.vendor}, which has no kernels"
             if wrong:
                 raise PlanFault(f"rank {p.rank}, step {i} ({step.kind.name.lower()}): {wrong}", rank=p.rank, step=i)
