@@ -156,6 +156,7 @@ cdef extern from "executor.h" nogil:
         uint64_t border_sent
         uint64_t staged_bytes
     hx_comm *hx_comm_new(int rank, int size)
+    int hx_comm_quiesce(hx_comm *c, uint64_t ns)
     void hx_comm_free(hx_comm *c)
     hx_work *hx_work_get(hx_comm *c, const hx_plan *p)
     void hx_work_put(hx_comm *c, hx_work *w)

@@ -13,10 +13,13 @@ from hetccl.tables.ccl cimport CclTable
 from hetccl.tables.device cimport DeviceTable
 from hetccl.tables.transport cimport TransportTable
 
+from threading import RLock
+
 from hetccl import errors
 
 cdef uint64_t SLICE_NS = 100000000  # how long a wait may go without looking for signals
 cdef uint64_t LONG_AGO = 1 << 62
+cdef set IN_FLIGHT = set()  # works that the completion thread has not seen: C alone knows them, whatever callers drop
 
 
 @cython.final
@@ -31,7 +34,6 @@ cdef class Core:
     cdef dict plans
     cdef object planner, failure
     cdef list keep
-    cdef set in_flight
     cdef size_t small_bytes
     cdef readonly int plan_hits, plan_misses
     cdef readonly dict operations
@@ -42,7 +44,7 @@ cdef class Core:
         self.c = hx_comm_new(rank, size)
         if self.c == NULL:
             raise MemoryError
-        self.plans, self.keep, self.in_flight, self.operations = {}, [], set(), {}
+        self.plans, self.keep, self.operations = {}, [], {}
         self.planner, self.failure, self.timeout = planner, failure, timeout
 
     def __dealloc__(self):
@@ -148,9 +150,9 @@ cdef class Core:
         return False
 
     cdef uint64_t deadline(self, double timeout):
-        return hetccl_now_ns() + <uint64_t>((timeout if timeout > 0 else self.timeout) * 1e9)
+        return hetccl_now_ns() + nanoseconds(timeout if timeout > 0 else self.timeout)
 
-    cdef int usable(self) except -1:
+    cpdef int usable(self) except -1:
         if self.forked:
             raise errors.ClosedError("this communicator was made before a fork; only the parent may use it. "
                                      "Create a new one in the child, or start workers with 'spawn'")
@@ -176,10 +178,9 @@ cdef class Core:
         self.operations[op] = self.operations.get(op, 0) + 1
         self.drive(w)
         rc = w.status
-        if rc:
-            hx_work_put(self.c, w)
-            raise self.error(rc)
         hx_work_put(self.c, w)
+        if rc:
+            raise self.error(rc)
         return 0
 
     cdef int drive(self, hx_work *w) except -1:
@@ -199,8 +200,8 @@ cdef class Core:
                 raise
 
     cpdef Work post(self, int op, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, int dtype, int redop, int root, int tag,
-                    double timeout, object keep):
-        """Starts an operation. `keep` is held until it has ended. Send and receive: `root` is the peer (-1: any)."""
+                    double timeout, object keep, object finish):
+        """Starts an operation. `keep` is held until it has ended; then `finish` runs. Send, receive: `root` is the peer (-1: any)."""
         cdef hx_work *w
         cdef Work work = Work.__new__(Work)
         cdef int rc
@@ -208,15 +209,17 @@ cdef class Core:
             w = self.point_to_point(op == 5, in_ptr if op == 5 else out_ptr, count * ITEMSIZE[dtype], root, tag, timeout)
         else:
             w = self.collective(op, in_ptr, out_ptr, count, dtype, redop, root, timeout)
-        work.core, work.w, work.keep = self, w, keep
+        work.core, work.w, work.keep, work.finish = self, w, keep, finish
+        if finish is not None:
+            work.finishing = RLock()
         w.asynchronous, w.owner = 1, <void *>work
-        self.in_flight.add(work)
+        IN_FLIGHT.add(work)
         with nogil:
             rc = hx_submit(self.c, w)
             if rc == 0:
                 hx_engine_kick()
         if rc:
-            self.in_flight.discard(work)
+            IN_FLIGHT.discard(work)
             raise self.error(rc)
         self.operations[op] = self.operations.get(op, 0) + 1
         return work
@@ -260,13 +263,13 @@ cdef class Core:
 
     def fail(self, int status, str said, tuple ranks=()):
         """Marks the communicator dead; every work in flight ends with this status."""
-        cdef int i
         if not self.c.failed:
             self.c.n_fail_ranks = min(len(ranks), 8)
-            for i in range(self.c.n_fail_ranks):
-                self.c.fail_ranks[i] = ranks[i]
-        cdef bytes b = said.encode()
-        cdef const char *p = b
+            for i, rank in enumerate(ranks[:8]):
+                self.c.fail_ranks[i] = rank
+        cdef const char *p
+        held = said.encode()
+        p = held
         with nogil:
             hx_fail(self.c, status, p)
             hx_kick(self.c)
@@ -291,7 +294,6 @@ cdef class Core:
     @property
     def pending(self):
         return self.c.pending
-
     @property
     def lane_abandoned(self):
         """True if a call of a vendor library without abort was left behind: the process must leave by os._exit."""
@@ -299,40 +301,35 @@ cdef class Core:
 
     def counters(self):
         cdef int i
-        return {
-            "vendor_calls": [self.c.vendor_calls[i] for i in range(5)],
-            "border_sent": self.c.border_sent,
-            "staged_bytes": self.c.staged_bytes,
-        }
+        return {"vendor_calls": [self.c.vendor_calls[i] for i in range(5)], "border_sent": self.c.border_sent,
+                "staged_bytes": self.c.staged_bytes}
 
     def board_calls(self):
         """What each rank of this host called last: (rank, op, dtype, redop, root, count, sequence)."""
-        cdef hx_entry *e
-        cdef int r
-        out = []
-        if self.c.board != NULL:
-            for r in range(self.c.size):
-                e = &self.c.board.entry[r]
-                out.append((r, e.now.op, e.now.dtype, e.now.redop, e.now.root, e.now.count, e.now.sequence))
-        return out
+        cdef hx_entry *e = self.c.board.entry if self.c.board != NULL else NULL
+        return [(r, e[r].now.op, e[r].now.dtype, e[r].now.redop, e[r].now.root, e[r].now.count, e[r].now.sequence)
+                for r in range(self.c.size if e != NULL else 0)]
 
     @property
     def aborted_by(self):
         """Rank that aborted, or -1."""
         return -1 if self.c.board == NULL else <int>self.c.board.aborted_by - 1
 
-    def shut(self):
-        """After the last work. Idempotent; communicates nothing."""
-        if not self.closed and not self.forked:
-            self.closed = True
-            with nogil:
-                hx_engine_remove(self.c)
+    def shut(self, double patience):
+        """Ends works in flight. False if a thread is still inside after `patience` seconds. Communicates nothing."""
+        cdef int rc
+        self.closed = True
+        with nogil:
+            hx_engine_remove(self.c)
+            rc = hx_comm_quiesce(self.c, nanoseconds(patience))
+        return rc == 0
 
     def mark_forked(self):
         self.forked = True
 
 
 @cython.final
+@cython.no_gc_clear  # the collector must not take `core` away before __dealloc__ has given `w` back
 cdef class Work:
     """One operation in flight."""
 
@@ -341,8 +338,7 @@ cdef class Work:
     cdef object keep
     cdef list callbacks
     cdef bint completed
-    cdef object error
-    cdef object finish
+    cdef object error, finish, finishing
     cdef public object attachment  # for layers above: whatever must live as long as the work
 
     def __dealloc__(self):
@@ -354,7 +350,7 @@ cdef class Work:
 
         When the time is up `TimedOutError` is raised and the operation goes on.
         """
-        cdef uint64_t until = hetccl_now_ns() + (<uint64_t>(timeout * 1e9) if timeout else LONG_AGO)
+        cdef uint64_t until = hetccl_now_ns() + (LONG_AGO if timeout is None else nanoseconds(timeout))
         cdef uint64_t now, some
         while not self.w.finished:
             now = hetccl_now_ns()
@@ -365,28 +361,29 @@ cdef class Work:
                 hx_drive(self.core.c, self.w, some)
             if not self.w.finished:
                 PyErr_CheckSignals()
+        self.settle()
         error = self.exception()
         if error is not None:
             raise error
-        self.finish_once()
 
-    def set_finish(self, finish):
-        """Runs once before `wait` returns or callbacks run: copies back into a strided original."""
-        self.finish = finish
-
-    cdef finish_once(self):
-        finish, self.finish = self.finish, None
-        if finish is not None and self.w.status == 0:
-            finish()
+    cdef settle(self):
+        """Runs `finish` once, in whoever comes first of the completion thread and the waiters; the others wait for it."""
+        if self.finish is None:
+            return
+        with self.finishing:
+            try:
+                if self.finish is not None and self.w.status == 0:
+                    self.finish()
+            except Exception as error:
+                self.error = error
+            self.finish = None
 
     def is_done(self):
-        return bool(self.w.finished)
+        return bool(self.w.finished) and self.finish is None
 
     def exception(self):
         """What the operation died of, None while it runs or if it went well."""
-        if not self.w.finished or self.w.status == 0:
-            return None
-        if self.error is None:
+        if self.is_done() and self.error is None and self.w.status:
             self.error = self.core.error(self.w.status)
         return self.error
 
@@ -405,11 +402,10 @@ cdef class Work:
             self.callbacks.append(fn)
 
     cdef complete(self):
-        self.completed = True
-        self.finish_once()
-        self.keep = None
+        self.settle()
+        self.keep, self.completed = None, True
         callbacks, self.callbacks = self.callbacks, None
-        self.core.in_flight.discard(self)
+        IN_FLIGHT.discard(self)
         for fn in callbacks or ():
             try:
                 fn(self)
@@ -421,6 +417,10 @@ cdef class Work:
 
 cdef size_t ITEMSIZE[19]
 ITEMSIZE[:] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 2, 2, 1, 8, 16, 1, 1, 1, 1]
+
+
+cdef uint64_t nanoseconds(double seconds) noexcept nogil:
+    return <uint64_t>(max(seconds, 0.0) * 1e9) if seconds < 1e9 else LONG_AGO
 
 
 cdef str text(const char *s):

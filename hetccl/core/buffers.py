@@ -33,13 +33,15 @@ _BY_NAME = {d.label: d for d in DType} | {"half": DType.FLOAT16, "float": DType.
 
 @dataclass
 class Buffer:
-    """Contiguous memory of `count` elements. `finish` copies back into a strided original; `keep` holds the memory."""
+    """Contiguous memory of `count` elements. `finish` copies back into a strided original; `keep` holds the memory;
+    `place` says whose memory it is, "" for the host's."""
 
     ptr: int
     count: int
     dtype: DType
     keep: Any
     finish: Callable[[], None] | None = None
+    place: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -50,11 +52,12 @@ def take(array: Any, writable: bool, what: str = "buffer") -> Buffer:
     """The memory of `array`. Raises `UsageError` for what cannot be taken, `UnsupportedError` for an unknown dtype."""
     if isinstance(array, Buffer):
         return array
-    module = type(array).__module__.partition(".")[0]
-    if module == "torch" and hasattr(array, "data_ptr"):
+    if hasattr(array, "data_ptr") and _is_torch(type(array)):
         return _torch(array, writable, what)
     if hasattr(array, "__cuda_array_interface__"):
-        return _interface(array, array.__cuda_array_interface__, writable, what)
+        buffer = _interface(array, array.__cuda_array_interface__, writable, what)
+        buffer.place = f"a device ({type(array).__name__} has __cuda_array_interface__)"
+        return buffer
     if hasattr(array, "__array_interface__"):
         return _interface(array, array.__array_interface__, writable, what)
     if hasattr(array, "__dlpack__"):
@@ -79,6 +82,11 @@ def check_overlap(inp: Buffer, out: Buffer, allowed_at: int | None) -> None:
     )
 
 
+def _is_torch(kind: type) -> bool:
+    """Whether it is torch's tensor, or somebody's subclass of it."""
+    return any(k.__name__ == "Tensor" and k.__module__.partition(".")[0] == "torch" for k in kind.__mro__)
+
+
 def _torch(tensor: Any, writable: bool, what: str) -> Buffer:
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in _BY_NAME:
@@ -89,21 +97,31 @@ def _torch(tensor: Any, writable: bool, what: str) -> Buffer:
         raise UnsupportedError(
             f"{what}: only dense tensors can be sent, this one has layout {tensor.layout}; use to_dense()"
         )
-    dense = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
-    finish = None
-    if writable and dense is not tensor:
+    if tensor.device.type == "meta":
+        raise UnsupportedError(f"{what} is on torch's meta device and has no memory; make it on a real device")
+    dense, finish = tensor, None
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():  # conjugates and negations may be pending
+        dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        if writable:
+            _check_apart(tensor.shape, tensor.stride(), what)
 
-        def finish() -> None:
-            tensor.detach().copy_(dense)
+            def finish() -> None:
+                tensor.detach().copy_(dense)
 
-    return Buffer(dense.data_ptr(), dense.numel(), _BY_NAME[name], (tensor, dense), finish)
+    place = "" if tensor.is_cpu else f"torch device {tensor.device}"
+    return Buffer(dense.data_ptr(), dense.numel(), _BY_NAME[name], (tensor, dense), finish, place)
+
+
+def _check_apart(shape: Any, strides: Any, what: str) -> None:
+    if any(stride == 0 and length > 1 for length, stride in zip(shape, strides, strict=True)):
+        raise UsageError(f"{what} is an expanded view: several of its elements are one in memory; pass a copy of it")
 
 
 def _interface(array: Any, interface: dict[str, Any], writable: bool, what: str) -> Buffer:
     shape, typestr = tuple(interface["shape"]), interface["typestr"]
     ptr, readonly = interface["data"]
     dtype = _dtype(array, typestr, what)
-    if writable and readonly:
+    if writable and (readonly or not hasattr(array, "__setitem__")):  # the latter: NumPy's scalars lend a copy
         raise UsageError(f"{what} is read-only; pass memory that may be written")
     if _contiguous(shape, interface.get("strides"), dtype.itemsize):
         return Buffer(ptr, math.prod(shape), dtype, array)
@@ -111,6 +129,8 @@ def _interface(array: Any, interface: dict[str, Any], writable: bool, what: str)
         raise UsageError(
             f"{what} is not contiguous and its type {type(array).__name__} cannot be copied; pass a contiguous one"
         )
+    if writable:
+        _check_apart(shape, interface["strides"], what)
     dense = array.copy(order="C") if type(array).__module__.partition(".")[0] in ("numpy", "cupy") else array.copy()
     inner = take(dense, False, what)
 

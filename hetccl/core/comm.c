@@ -230,8 +230,13 @@ int hx_comm_progress(hx_comm *c, int inline_calls)
         int status = (int)atomic_load_explicit(&c->failed, memory_order_acquire);
         if (!drained(c))
             return 0;
-        if (atomic_load_explicit(&c->lane_word, memory_order_acquire) == 1)
-            atomic_store(&c->lane_abandoned, !(c->ccl->caps & HETCCL_CCL_ABORT));
+        if (atomic_load_explicit(&c->lane_word, memory_order_acquire) == 1 && !atomic_load(&c->lane_abandoned)) {
+            uint64_t now = hetccl_now_ns();
+            c->lane_since = c->lane_since ? c->lane_since : now;
+            if ((c->ccl->caps & HETCCL_CCL_ABORT) && now - c->lane_since < 5000000000u)
+                return 0;                   /* the aborted call will return; until then it may use the works' memory */
+            atomic_store(&c->lane_abandoned, 1);
+        }
         while ((w = pop(c))) {
             hx_finish(w, status);
             hx_publish(w);
@@ -264,7 +269,7 @@ static int someone_is_gone(hx_comm *c, uint64_t now, uint64_t idle)
     if (idle < HX_GRACE_NS)
         return 0;
     awaited_ranks(c, awaited, &n_awaited, 64);
-    int news = c->board && atomic_load_explicit(&c->board->generation, memory_order_acquire);
+    int news = c->board && atomic_load(&c->board->generation);
     for (int r = 0; news && r < c->size && n < 8; r++)
         if (atomic_load_explicit(&c->board->entry[r].state, memory_order_relaxed) == HX_LOST)
             c->fail_ranks[n++] = r;
@@ -283,9 +288,30 @@ static int someone_is_gone(hx_comm *c, uint64_t now, uint64_t idle)
     return n;
 }
 
+/* After hx_engine_remove: ends what is in flight and blocks, at most ns, until nobody is inside this communicator. */
+int hx_comm_quiesce(hx_comm *c, uint64_t ns)
+{
+    uint64_t until = hetccl_now_ns() + ns;
+    if (atomic_load(&c->pending))
+        hx_fail(c, HETCCL_ABORTED, "it was closed");
+    for (int quiet = 0;; nanosleep(&(struct timespec){0, 200000}, NULL)) {
+        hx_kick(c);
+        if (pthread_mutex_trylock(&c->driver) == 0) {
+            if (atomic_load(&c->pending))
+                hx_comm_progress(c, 0);
+            quiet = !atomic_load(&c->pending) && (atomic_load(&c->lane_word) != 1 || atomic_load(&c->lane_abandoned));
+            pthread_mutex_unlock(&c->driver);
+        }
+        if (quiet || hetccl_now_ns() >= until)
+            return quiet ? HETCCL_OK : HETCCL_TIMED_OUT;
+    }
+}
+
 /* Losses, aborts and deadlines. Called when a waiter has nothing left but to sleep. */
 void hx_comm_check(hx_comm *c)
 {
+    if (atomic_load_explicit(&c->failed, memory_order_acquire))
+        return;                             /* it may be closed already: its links are not touched any more */
     uint64_t now = hetccl_now_ns();
     char text[HX_TEXT];
     if (c->moves != c->moves_seen || !c->progress_ns) {
@@ -376,7 +402,6 @@ int hx_comm_sleep(hx_comm *c, uint64_t ns)
 }
 
 static int final(hx_work *w) { return atomic_load_explicit(&w->finished, memory_order_acquire) != 0; }
-
 static void drive_locked(hx_comm *c, hx_work *w, uint64_t until)
 {
     uint32_t turn = 0;

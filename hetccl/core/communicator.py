@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from hetccl.core import lifecycle, log, registry
@@ -22,7 +23,7 @@ from hetccl.core.reactor import reactor
 from hetccl.core.store import Store, open_store
 from hetccl.core.watch import Watch
 from hetccl.core.work import ensure_completion_thread
-from hetccl.errors import ClosedError, ConfigError, HetcclError, UnsupportedError, UsageError
+from hetccl.errors import ConfigError, HetcclError, UnsupportedError, UsageError
 from hetccl.transports.base import Link, Transport
 from hetccl.types import DType, Op, RedOp
 
@@ -112,20 +113,20 @@ class Communicator:
         self, input: Any, output: Any = None, op: str | RedOp = "sum", *, async_op: bool = False, timeout: float = 0
     ) -> Work | None:
         """Combines `input` of all ranks; every rank gets the same bits in `output` (None: in place)."""
-        inp = take(input, output is None, "input")
-        out = inp if output is None else take(output, True, "output")
+        inp = self._take(input, output is None, "input")
+        out = inp if output is None else self._take(output, True, "output")
         _same_size(inp, out, 1, "all_reduce")
         return self._collective(Op.ALL_REDUCE, inp, out, inp.count, redop(op), 0, async_op, timeout, 0)
 
     def broadcast(self, buffer: Any, root: int, *, async_op: bool = False, timeout: float = 0) -> Work | None:
         """Copies `buffer` of rank `root` to all ranks' `buffer`."""
         self._check_rank(root, "root")
-        out = take(buffer, self.rank != root, "buffer")
+        out = self._take(buffer, self.rank != root, "buffer")
         return self._collective(Op.BROADCAST, out, out, out.count, RedOp.SUM, root, async_op, timeout, 0)
 
     def all_gather(self, input: Any, output: Any, *, async_op: bool = False, timeout: float = 0) -> Work | None:
         """`output` (size times `input`) gets the inputs of all ranks in rank order."""
-        inp, out = take(input, False, "input"), take(output, True, "output")
+        inp, out = self._take(input, False, "input"), self._take(output, True, "output")
         _same_size(inp, out, self.size, "all_gather")
         return self._collective(
             Op.ALL_GATHER, inp, out, inp.count, RedOp.SUM, 0, async_op, timeout, self.rank * inp.nbytes
@@ -135,7 +136,7 @@ class Communicator:
         self, input: Any, output: Any, op: str | RedOp = "sum", *, async_op: bool = False, timeout: float = 0
     ) -> Work | None:
         """`input` is size times `output`; rank r gets block r of the combined inputs."""
-        inp, out = take(input, False, "input"), take(output, True, "output")
+        inp, out = self._take(input, False, "input"), self._take(output, True, "output")
         _same_size(out, inp, self.size, "reduce_scatter", "output", "input")
         return self._collective(
             Op.REDUCE_SCATTER, inp, out, out.count, redop(op), 0, async_op, timeout, self.rank * out.nbytes
@@ -143,7 +144,7 @@ class Communicator:
 
     def barrier(self, *, async_op: bool = False, timeout: float = 0) -> Work | None:
         """Returns when all ranks have called it."""
-        token = take(bytearray(4), True, "token")
+        token = self._take(bytearray(4), True, "token")
         token.dtype, token.count = DType.INT32, 1
         return self._collective(Op.ALL_REDUCE, token, token, 1, RedOp.SUM, 0, async_op, timeout, 0)
 
@@ -151,17 +152,17 @@ class Communicator:
 
     def send(self, buffer: Any, peer: int, tag: int = 0, *, async_op: bool = False, timeout: float = 0) -> Work | None:
         """Sends `buffer` to `peer`'s receive with the same tag. Messages with one tag arrive in order."""
-        b = take(buffer, False, "buffer")
+        b = self._take(buffer, False, "buffer")
         return self._ended(self.post(Op.SEND, b.ptr, 0, b.count, b.dtype, 0, peer, tag, timeout, b), async_op)
 
     def recv(
         self, buffer: Any, peer: int | None = None, tag: int = 0, *, async_op: bool = False, timeout: float = 0
     ) -> Work | None:
         """Receives into `buffer` from `peer` (None: whoever sends first). `Work.source_rank` says who it was."""
-        b = take(buffer, True, "buffer")
+        b = self._take(buffer, True, "buffer")
         source = -1 if peer is None else peer
-        work = self.post(Op.RECV, 0, b.ptr, b.count, b.dtype, 0, source, tag, timeout, b)
-        return self._ended(_finishing(work, b), async_op)
+        work = self.post(Op.RECV, 0, b.ptr, b.count, b.dtype, 0, source, tag, timeout, b, b.finish)
+        return self._ended(work, async_op)
 
     # ---- the same by address, for layers that have their own arrays
 
@@ -185,24 +186,25 @@ class Communicator:
 
     def post(
         self, op: int, in_ptr: int, out_ptr: int, count: int, dtype: int, redop: int = 0, root: int = 0, tag: int = 0,
-        timeout: float = 0, keep: Any = None,
+        timeout: float = 0, keep: Any = None, finish: Callable[[], None] | None = None,
     ) -> Work:  # fmt: skip
         """The same, asynchronous; also SEND (from `in_ptr` to rank `root`) and RECV (into `out_ptr`, rank -1: any).
 
-        `keep` is held until the operation has ended, whatever becomes of the returned work.
+        `keep` is held until the operation has ended, whatever becomes of the returned work; `finish` runs once when it
+        has ended well.
         """
         if op == Op.SEND:
             self._check_rank(root, "peer")
             if root == self.rank:
                 raise UsageError(f"rank {self.rank} cannot send to itself")
             if not self._core.has_p2p_link(root):
-                self._usable()
+                self._core.usable()  # else the dialling would fail, with a reason that misleads
                 self._connector.connect_p2p(root)
-        elif op == Op.RECV and root >= 0:
+        elif op == Op.RECV and root != -1:
             self._check_rank(root, "peer")
             if root == self.rank:
                 raise UsageError(f"rank {self.rank} cannot receive from itself")
-        return self._core.post(op, in_ptr, out_ptr, count, dtype, redop, root, tag, timeout, keep)
+        return self._core.post(op, in_ptr, out_ptr, count, dtype, redop, root, tag, timeout, keep, finish)
 
     # ---- what happened
 
@@ -286,14 +288,14 @@ class Communicator:
             self._control.abort()
 
     def close(self) -> None:
-        """Waits for operations in flight, then lets go of everything. Idempotent. Other ranks need not close at
-        once."""
+        """Waits for operations in flight, at most `timeout` seconds (what has not ended then is aborted), and lets go
+        of everything. Idempotent. Other ranks need not close at once."""
         if self._closed or self._forked:
             return
         deadline = time.monotonic() + self.timeout
         while self._core.pending and not self._core.failed and time.monotonic() < deadline:
             time.sleep(0.0005)
-        self._shut(0.0 if self._core.failed else 5.0)
+        self._shut(5.0)
 
     def __enter__(self) -> Communicator:
         return self
@@ -318,8 +320,8 @@ class Communicator:
             if out.finish is not None:
                 out.finish()
             return None
-        work = self._core.post(op, inp.ptr, out.ptr, count, inp.dtype, redop, root, 0, timeout, (inp, out))
-        return _finishing(work, out)
+        keep = (inp, out)
+        return self._core.post(op, inp.ptr, out.ptr, count, inp.dtype, redop, root, 0, timeout, keep, out.finish)
 
     def _ended(self, work: Work, async_op: bool) -> Work | None:
         if async_op:
@@ -335,15 +337,18 @@ class Communicator:
             self._core.add_link(link.peer, table, link.endpoint)
             self._endpoints[link.peer] = (transport.name, link.endpoint)
 
+    def _take(self, array: Any, writable: bool, what: str) -> Buffer:
+        buffer = take(array, writable, what)
+        device = self._joined.device
+        if buffer.place and buffer.nbytes and (device.host_memory or not device.owns(buffer.ptr, buffer.nbytes)):
+            raise UsageError(
+                f"{what} is memory of {buffer.place}, not of rank {self.rank}'s vendor {self.vendor}: copy it there"
+            )
+        return buffer
+
     def _check_rank(self, rank: int, what: str) -> None:
         if not 0 <= rank < self.size:
             raise UsageError(f"{what} {rank} is not a rank of this communicator (0 .. {self.size - 1})")
-
-    def _usable(self) -> None:
-        if self._closed:
-            raise ClosedError("this communicator is closed; create a new one")
-        if self._forked:
-            raise ClosedError("this communicator was made before a fork; only the parent may use it")
 
     def _who(self) -> list[str]:
         return [
@@ -355,9 +360,8 @@ class Communicator:
     def _shut(self, patience: float) -> None:
         self._closed = True
         core, joined = self._core, self._joined
-        abandoned = core.lane_abandoned
         reactor().no_tick(self._watch.tick)
-        core.shut()
+        abandoned = not core.shut(patience) or core.lane_abandoned  # a thread sits in a vendor's call for good
         lifecycle.forget(self, abandoned)
         self._control.leave()
         self._connector.close()
@@ -379,9 +383,8 @@ class Communicator:
 
     def _leave_at_exit(self) -> None:
         """The program ends without close(): no waiting, but a farewell, and nobody may touch the engine any more."""
-        if self._core.pending:
-            self._core.abort()
-        self._shut(0.0)
+        if not self._closed and not self._forked:  # a forked child shares the parent's memory: it must say nothing
+            self._shut(1.0)
 
     def _after_fork(self) -> None:
         self._forked = True
@@ -436,9 +439,3 @@ def _same_size(
             f"{op}: {many_name} has {many.count} elements, but {one_name} has {one.count}"
             + (f" and there are {times} ranks; {many_name} must have {one.count * times}" if times > 1 else "")
         )
-
-
-def _finishing(work: Work, buffer: Buffer) -> Work:
-    if buffer.finish is not None:
-        work.set_finish(buffer.finish)
-    return work

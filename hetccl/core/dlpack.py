@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["take_dlpack"]
 
+_HOST = (1, 3, 11, 13)  # device types whose memory the host can reach: CPU, pinned for CUDA or ROCm, managed
 _NAME = b"dltensor"
 _TYPES = {  # (code, bits)
     (0, 8): DType.INT8, (0, 16): DType.INT16, (0, 32): DType.INT32, (0, 64): DType.INT64,
@@ -63,4 +64,6 @@ def take_dlpack(array: Any, writable: bool, what: str) -> Buffer:
             if shape[i] != 1 and tensor.strides[i] != expected and math.prod(shape):
                 raise UsageError(f"{what} is not contiguous; pass a contiguous array")
             expected *= shape[i]
-    return Buffer((tensor.data or 0) + tensor.byte_offset, math.prod(shape), _TYPES[key], (array, capsule))
+    kind = tensor.device.type
+    place = "" if kind in _HOST else f"a device (DLPack device type {kind})"
+    return Buffer((tensor.data or 0) + tensor.byte_offset, math.prod(shape), _TYPES[key], (array, capsule), place=place)

@@ -123,7 +123,7 @@ typedef struct hx_comm {
     int32_t fail_ranks[8], n_fail_ranks;
     _Atomic uint32_t aborted;
     int32_t island_aborted;            /* a mate aborted the vendor's call: hx_comm_check finds out why */
-    uint64_t aborted_ns, drain_since;
+    uint64_t aborted_ns, drain_since, lane_since;
     void *drain_event;
     uint64_t moves, moves_seen, progress_ns, looked_ns; /* driver lock */
     int kick_fd;                       /* eventfd: wakes whoever sleeps on this communicator */
@@ -157,6 +157,7 @@ int hx_submit(hx_comm *c, hx_work *w);
  * one vendor call where the library is BLOCKING. */
 int hx_drive(hx_comm *c, hx_work *w, uint64_t slice_ns);
 int hx_comm_progress(hx_comm *c, int inline_calls);      /* driver lock held; returns whether something moved */
+int hx_comm_quiesce(hx_comm *c, uint64_t ns);            /* HETCCL_TIMED_OUT: somebody does not come out */
 void hx_comm_check(hx_comm *c);                          /* deadlines, losses, aborts; driver lock held */
 void hx_fail(hx_comm *c, int status, const char *text);
 void hx_kick(hx_comm *c);

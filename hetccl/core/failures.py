@@ -15,7 +15,7 @@ __all__ = ["Failures"]
 UNSUPPORTED, INVALID, PEER_LOST, TIMED_OUT, ABORTED, MISMATCH, NO_MEMORY, SYSTEM, VENDOR = range(2, 11)
 
 BoardCall = tuple[int, int, int, int, int, int, int]  # rank, op, dtype, redop, root, count, sequence
-BY_US = "abort() was called"
+BY_US = ("abort() was called", "it was closed", "interrupted")  # how texts begin when this rank itself gave up
 REBUILD = "This communicator is dead: close it and create a new one without the lost ranks."
 
 

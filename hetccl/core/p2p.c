@@ -23,6 +23,7 @@ void hx_p2p_free(hx_comm *c)
             free(a->data);
             free(a);
         }
+        free(l->out);
         free(l);
     }
     free(c->p2p);
@@ -102,15 +103,20 @@ void hx_p2p_submit(hx_comm *c, hx_work *w)
     }
 }
 
-void hx_p2p_done(hx_comm *c, hx_work *w, hx_work **head, hx_work **tail)
+static void end(hx_comm *c, hx_work *w, hx_work **head, hx_work **tail, int status)
 {
     take_out(head, tail, w);
     if (w->p2p_staging) {
         c->dev->host_free(c->dev_ctx, w->p2p_staging);
         w->p2p_staging = NULL;
     }
-    hx_finish(w, HETCCL_OK);
+    hx_finish(w, status);
     hx_publish(w);
+}
+
+void hx_p2p_done(hx_comm *c, hx_work *w, hx_work **head, hx_work **tail)
+{
+    end(c, w, head, tail, HETCCL_OK);
 }
 
 static int matches(const hx_work *w, const plink *l, const record *r)
@@ -156,7 +162,7 @@ void hx_p2p_handle(hx_comm *c, plink *l, const record *r)
         for (w = l->sends; r->kind == R_GO && w; w = w->p2p_next)
             if (w->message == r->message && w->p2p_state == S_ANNOUNCED) {
                 w->p2p_state = S_QUEUED;
-                hx_p2p_put(l, R_DATA, w->message, w->tag, w->nbytes);
+                hx_p2p_put(c, l, R_DATA, w->message, w->tag, w->nbytes);
             }
         return;
     }
@@ -181,14 +187,14 @@ void hx_p2p_handle(hx_comm *c, plink *l, const record *r)
     if (w && !accept_message(c, l, w, r))
         return;
     if (w && r->kind == R_ANNOUNCE) {
-        hx_p2p_put(l, R_GO, r->message, r->tag, r->nbytes);
+        hx_p2p_put(c, l, R_GO, r->message, r->tag, r->nbytes);
         return;
     }
     if (w) {
         l->into = w;
         l->into_at = 0;
         l->left = r->nbytes;
-        hx_p2p_put(l, R_ACK, r->message, r->tag, r->nbytes);
+        hx_p2p_put(c, l, R_ACK, r->message, r->tag, r->nbytes);
         if (!l->left) {
             l->into = NULL;
             hx_p2p_received(c, w);
@@ -234,10 +240,10 @@ static int match_arrivals(hx_comm *c, hx_work *w)
             if (l->arrivals_tail == a)
                 l->arrivals_tail = before;
             if (a->r.kind == R_ANNOUNCE) {
-                hx_p2p_put(l, R_GO, a->r.message, a->r.tag, a->r.nbytes);
+                hx_p2p_put(c, l, R_GO, a->r.message, a->r.tag, a->r.nbytes);
             } else {
                 memcpy(w->p2p_ptr, a->data, w->nbytes);
-                hx_p2p_put(l, R_ACK, a->r.message, a->r.tag, a->r.nbytes);
+                hx_p2p_put(c, l, R_ACK, a->r.message, a->r.tag, a->r.nbytes);
                 hx_p2p_received(c, w);
             }
             free(a->data);
@@ -299,16 +305,12 @@ void hx_p2p_fail_all(hx_comm *c, int status)
     pthread_mutex_lock(&c->lock);
     hx_work *w;
     while ((w = c->p2p->recvs)) {
-        take_out(&c->p2p->recvs, &c->p2p->recvs_tail, w);
-        hx_finish(w, status);
-        hx_publish(w);
+        end(c, w, &c->p2p->recvs, &c->p2p->recvs_tail, status);
     }
     for (plink *l = c->p2p->links; l; l = l->next) {
         l->active = l->into = NULL;
         while ((w = l->sends)) {
-            take_out(&l->sends, &l->sends_tail, w);
-            hx_finish(w, status);
-            hx_publish(w);
+            end(c, w, &l->sends, &l->sends_tail, status);
         }
     }
     pthread_mutex_unlock(&c->lock);

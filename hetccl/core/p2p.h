@@ -12,6 +12,7 @@
 
 #define EAGER (64u << 10)
 #define CREDIT (1u << 20)                   /* unacknowledged eager bytes a link */
+#define READS 256                           /* messages taken at once from one link, so that the others have their turn */
 #define CONTROL 0x70327063u                 /* fingerprints of control records and of data */
 #define DATA 0x70327064u
 
@@ -41,8 +42,8 @@ typedef struct plink {
     uint32_t messages;                      /* sender: numbered so far */
     size_t unacked;
     /* what is being written: records go first, then the data of the active send */
-    record out[64];
-    uint32_t out_head, out_tail;
+    record *out;                            /* a ring that grows: what is read may ask for an answer at any time, so reading */
+    uint32_t out_cap, out_head, out_tail;   /* must never wait for writing, or two full links would wait for each other */
     hx_work *active;                        /* sender: its data is under way */
     size_t active_sent;
     hx_work *sends, *sends_tail;            /* in order; announced ones wait here too */
@@ -61,7 +62,7 @@ struct hx_p2p {
 };
 
 /* p2p_wire.c; the communicator's lock is held in all of them */
-int hx_p2p_put(plink *l, uint32_t kind, uint32_t message, int32_t tag, uint64_t nbytes);
+int hx_p2p_put(hx_comm *c, plink *l, uint32_t kind, uint32_t message, int32_t tag, uint64_t nbytes);
 int hx_p2p_start_sends(hx_comm *c, plink *l);
 int hx_p2p_write(hx_comm *c, plink *l);
 int hx_p2p_read(hx_comm *c, plink *l);

@@ -2,6 +2,7 @@
  * Point to point: records and data going out of and coming in over one link.
  */
 #include "p2p.h"
+#include <stdlib.h>
 
 /* A peer that has gone only matters to those who still wait for it: see missed(). */
 static int link_error(hx_comm *c, plink *l, int rc)
@@ -16,11 +17,25 @@ static int link_error(hx_comm *c, plink *l, int rc)
     return rc;
 }
 
-int hx_p2p_put(plink *l, uint32_t kind, uint32_t message, int32_t tag, uint64_t nbytes)
+/* Queues a record. 0: no memory, and the communicator has failed. */
+int hx_p2p_put(hx_comm *c, plink *l, uint32_t kind, uint32_t message, int32_t tag, uint64_t nbytes)
 {
-    if (l->out_tail - l->out_head == 64)
-        return 0;
-    l->out[l->out_tail++ % 64] = (record){kind, message, tag, 0, nbytes};
+    uint32_t n = l->out_tail - l->out_head;
+    if (n == l->out_cap) {
+        record *bigger = calloc(n ? 2 * (size_t)n : 64, sizeof *bigger);
+        if (!bigger) {
+            hx_fail(c, HETCCL_NO_MEMORY, "no memory for the records of a link");
+            return 0;
+        }
+        for (uint32_t i = 0; i < n; i++)
+            bigger[i] = l->out[(l->out_head + i) % l->out_cap];
+        free(l->out);
+        l->out = bigger;
+        l->out_cap = n ? 2 * n : 64;
+        l->out_head = 0;
+        l->out_tail = n;
+    }
+    l->out[l->out_tail++ % l->out_cap] = (record){kind, message, tag, 0, nbytes};
     return 1;
 }
 
@@ -40,7 +55,7 @@ int hx_p2p_write(hx_comm *c, plink *l)
                 hx_p2p_done(c, w, &l->sends, &l->sends_tail);
             }
         } else if (l->out_head != l->out_tail) {
-            record *r = &l->out[l->out_head % 64];
+            record *r = &l->out[l->out_head % l->out_cap];
             hetccl_message m = {sizeof m, CONTROL, HETCCL_CHANNEL_P2P, 0, r, sizeof *r};
             rc = l->ops->send(l->ctx, l->ep, &m);
             if (rc == HETCCL_OK) {
@@ -78,7 +93,7 @@ int hx_p2p_start_sends(hx_comm *c, plink *l)
         if (w->p2p_state != S_READY)
             continue;
         int eager = w->nbytes <= EAGER && l->unacked + w->nbytes <= CREDIT;
-        if (!hx_p2p_put(l, eager ? R_EAGER : R_ANNOUNCE, w->message, w->tag, w->nbytes))
+        if (!hx_p2p_put(c, l, eager ? R_EAGER : R_ANNOUNCE, w->message, w->tag, w->nbytes))
             break;
         if (eager)
             l->unacked += w->nbytes;
@@ -91,7 +106,7 @@ int hx_p2p_start_sends(hx_comm *c, plink *l)
 int hx_p2p_read(hx_comm *c, plink *l)
 {
     int moved = 0;
-    while (l->out_tail - l->out_head < 60) { /* every record may ask for an answer */
+    for (int turn = 0; turn < READS; turn++) {
         record r;
         int data = l->into || l->filling, rc;
         size_t n = l->left < c->chunk_bytes ? l->left : c->chunk_bytes;

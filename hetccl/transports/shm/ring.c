@@ -142,9 +142,10 @@ static int shm_commit(void *ctx, void *handle, hetccl_message *m)
     if (UNLIKELY(m->nbytes > (size & ~SIZE_IN_LINE)))
         return hetccl_shm_fail(ep->shm, HETCCL_INVALID, "commit of %zu bytes; %u were reserved", m->nbytes,
                                size & ~SIZE_IN_LINE);
+    if (UNLIKELY(atomic_load_explicit(ep->theirs, memory_order_acquire) & CLOSED))
+        return lost(ep);                       /* not asked afterwards: the peer may read this message, its last, and close */
     publish(ep, out, m, size & SIZE_IN_LINE ? IN_LINE : 0);
-    if (UNLIKELY(wake_peer(ep) & CLOSED))
-        return lost(ep);
+    wake_peer(ep);
     return HETCCL_OK;
 }
 
@@ -290,6 +291,8 @@ static int shm_answer(void *ctx, void *handle, hetccl_message *m)
     if (UNLIKELY(m->nbytes > nbytes))
         return hetccl_shm_fail(ep->shm, HETCCL_INVALID, "answer of %zu bytes to a contribution of %u", m->nbytes,
                                nbytes);
+    if (UNLIKELY(atomic_load_explicit(ep->theirs, memory_order_acquire) & CLOSED))
+        return lost(ep);                       /* before it is out, as in commit */
     int small = m->nbytes <= HETCCL_SHM_INLINE;   /* then it travels in its header's line */
     room.nbytes = small ? m->nbytes : 0;
     status = shm_reserve(ctx, handle, &room);
@@ -301,7 +304,7 @@ static int shm_answer(void *ctx, void *handle, hetccl_message *m)
         atomic_store_explicit(&out->headers[out->committed & (out->slots - 1)].place, position, memory_order_relaxed);
     publish(ep, out, m, small ? IN_LINE : ANSWERED);
     give_back(ep, in, nbytes);                 /* after publish: see note_answers */
-    return atomic_load_explicit(ep->theirs, memory_order_relaxed) & CLOSED ? lost(ep) : HETCCL_OK;
+    return HETCCL_OK;
 }
 
 /* ------------------------------------------------------------------------------------- state of an endpoint */
