@@ -24,7 +24,7 @@ from hetccl.core.control import Control, ControlListener
 from hetccl.core.ranks import RankSpec, check_size, parse_ranks
 from hetccl.core.store import Store, StoreView
 from hetccl.core.topology import Record, Topology, compute_topology
-from hetccl.errors import ConfigError, HetcclError, UsageError
+from hetccl.errors import ConfigError, HetcclError, PeerLostError, UsageError
 from hetccl.native.handshake import WIRE_VERSIONS
 from hetccl.tables import CclTable, DeviceTable, TransportTable
 from hetccl.transports.base import Transport, TransportRequest
@@ -56,7 +56,15 @@ class Joined:
     key: str
     secret_from_store: bool
     deadline: float
+    view: StoreView
     notes: list[str] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raises if waiting for the others has become vain: one could not join, or has died."""
+        self.view.raise_if_failed()
+        lost = tuple(r for r in range(self.topology.size) if self.control.state(r) == 2)
+        if lost:
+            raise PeerLostError(f"rank {', '.join(map(str, lost))} died while the ranks were joining", ranks=lost)
 
 
 def host_id() -> str:
@@ -89,7 +97,7 @@ def join(
     except BaseException as error:
         for close in reversed(undo):
             close()
-        if isinstance(error, HetcclError):
+        if not isinstance(error, GeneratorExit):  # also an interrupt: the others must not wait for this rank
             view.fail(f"rank {rank}: {type(error).__name__}: {error}")
         raise
 
@@ -159,6 +167,7 @@ def _join(
         f"{name}/{_generation[name]}",
         from_store,
         deadline,
+        view,
     )
 
 

@@ -63,7 +63,8 @@ class Communicator:
         joined = self._joined = join(store, rank, size, name, ranks, transports, config, self.timeout)
         try:
             self._build(config)
-        except BaseException:
+        except BaseException as error:
+            joined.view.fail(f"rank {rank}: {type(error).__name__}: {error}")
             self._abandon()
             raise
         lifecycle.remember(self)
@@ -99,7 +100,7 @@ class Communicator:
         self._endpoints: dict[int, tuple[str, int]] = {}
         self._connector = Connector(self.rank, joined.transports, joined.tables, self._linked)
         self._connector.start(joined.records)
-        self._connector.connect_border(joined.topology.border_pairs(), joined.deadline)
+        self._connector.connect_border(joined.topology.border_pairs(), joined.deadline, joined.check)
         self._core.start()
         self._watch = Watch(
             self._core, self.size, joined.control.state, bool(joined.ccl.caps & 2),

@@ -48,8 +48,13 @@ class Connector:
         for transport in self._transports:
             self._watch(transport)
 
-    def connect_border(self, pairs: Sequence[tuple[int, int]], deadline: float) -> None:
-        """Connects this rank's pairs; the lower rank of a pair dials. Blocks until all are linked."""
+    def connect_border(
+        self, pairs: Sequence[tuple[int, int]], deadline: float, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """Connects this rank's pairs; the lower rank of a pair dials. Blocks until all are linked.
+
+        `check` is called every half second and raises if waiting has become vain.
+        """
         waiting = set()
         for low, high in pairs:
             if low == self._rank:
@@ -67,7 +72,8 @@ class Connector:
                         phase="connect",
                         missing=ranks,
                     )
-                self._changed.wait(min(left, 1.0))
+                check()
+                self._changed.wait(min(left, 0.5))
 
     def connect_p2p(self, peer: int) -> None:
         """Dials the link for messages to `peer`, once."""

@@ -73,6 +73,14 @@ class StoreView:
         with contextlib.suppress(Exception):  # the first failure is on its way up already
             self.put(self.FAILED, text.encode())
 
+    def raise_if_failed(self) -> None:
+        """Raises what another rank said when it could not join."""
+        if self._store.check([self._prefix + self.FAILED]):
+            raise HetcclError(
+                "another rank could not join: "
+                + bytes(self._store.get(self._prefix + self.FAILED)).decode(errors="replace")
+            )
+
     def take(self, key: str, phase: str, rank: int) -> bytes:
         """The value of a key that `rank` will put. Raises `TimedOutError` that names it."""
         return self.take_all({rank: key}, phase)[rank]
@@ -89,11 +97,7 @@ class StoreView:
                     del missing[rank]
             if not missing:
                 return found
-            if self._store.check([self._prefix + self.FAILED]):
-                raise HetcclError(
-                    "another rank could not join: "
-                    + bytes(self._store.get(self._prefix + self.FAILED)).decode(errors="replace")
-                )
+            self.raise_if_failed()
             now = time.monotonic()
             if now >= self._deadline:
                 ranks = sorted(missing)

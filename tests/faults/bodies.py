@@ -251,3 +251,22 @@ def joins(rank: int, size: int) -> tuple[str, str]:
             return "none", ""
     except hetccl.HetcclError as error:
         return type(error).__name__, str(error)
+
+
+def fails_late(rank: int, size: int, how: str) -> tuple[str, str]:
+    """Rank 1 fails or dies when the control plane already stands."""
+    from hetccl.core import bootstrap
+
+    if rank == 1:
+
+        def trouble(*_: Any) -> int:
+            if how == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RuntimeError("planted")
+
+        bootstrap._island_comm = trouble  # type: ignore[assignment]
+    try:
+        hetccl.init(timeout=20).close()
+    except (hetccl.HetcclError, RuntimeError) as error:
+        return type(error).__name__, str(error)
+    return "none", ""

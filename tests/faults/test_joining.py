@@ -62,6 +62,16 @@ def test_the_others_learn_who_could_not_join() -> None:
         assert "rank 1: PluginNotFoundError" in r.value[1]
 
 
+@pytest.mark.parametrize("how", ["raises", "dies"])
+def test_trouble_after_the_control_plane_stands(how: str) -> None:
+    started = time.monotonic()
+    results = run_results(bodies.fails_late, "host@a:1,host@b:1,host@c:1", timeout=40, args=(how,))
+    assert time.monotonic() - started < 12, "the others waited"
+    for r in (results[0], results[2]):
+        assert r.value[0] in ("HetcclError", "PeerLostError", "TransportError"), r.value
+        assert "rank 1" in r.value[1], r.value
+
+
 def test_two_jobs_at_once_do_not_meet(tmp_path: object) -> None:
     """Same names, same host, own stores."""
     import threading
