@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from hetccl_vendor_nccl import driver
 
 BUILDER = Path(__file__).resolve().parents[3] / "tests" / "standins" / "build.py"
