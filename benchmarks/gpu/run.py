@@ -34,6 +34,8 @@ def main() -> int:
     parser.add_argument("stages", nargs="+", choices=sorted(STAGES))
     parser.add_argument("--out", default=os.environ.get("OUT", "gpu-results"), help="folder (default: $OUT)")
     parser.add_argument("--again", action="store_true", help="run parts that have been run before, too")
+    parser.add_argument("--only", default="", help="only parts whose name has this word")
+    parser.add_argument("--tests", default="", help="-k of the stages that run pytest")
     given = parser.parse_args()
     out = Path(given.out).resolve()
     out.mkdir(parents=True, exist_ok=True)
@@ -41,7 +43,7 @@ def main() -> int:
     for name in given.stages:
         started = time.monotonic()
         print(f"=== {name}", flush=True)
-        run = Run(out, given.again, started + STAGE_SECONDS)
+        run = Run(out, given.again, started + STAGE_SECONDS, given.only, given.tests)
         try:
             STAGES[name](run)
         except Exception as error:
@@ -58,8 +60,8 @@ def main() -> int:
 class Run:
     """One stage's folder, deadline and faults."""
 
-    def __init__(self, out: Path, again: bool, deadline: float) -> None:
-        self.out, self.again, self.deadline = out, again, deadline
+    def __init__(self, out: Path, again: bool, deadline: float, only: str = "", tests: str = "") -> None:
+        self.out, self.again, self.deadline, self.only, self.tests = out, again, deadline, only, tests
         self.faults: list[str] = []
 
     def left(self) -> float:
@@ -264,7 +266,7 @@ def variables(run: Run) -> None:
 
 def hardware(run: Run, more: dict[str, str]) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/hardware"]
-    step(run, command, ROOT, more)
+    step(run, [*command, "-k", run.tests] if run.tests else command, ROOT, more)
 
 
 def streams(run: Run) -> None:
@@ -292,6 +294,8 @@ SIZES = (4, 4096, 65536, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 3
 
 
 def report(run: Run, name: str, make: Callable[[], Any], show: bool = True) -> Any:
+    if run.only not in name:
+        return None
     found = run.part(name, make)
     for one in found or ():
         run.faults += [f"{name}: {fault}" for fault in one.get("faults", ())][:10]
