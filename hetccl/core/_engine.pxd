@@ -63,6 +63,7 @@ cdef extern from "plan.h" nogil:
         double divisor
         double scale_divisor
         int32_t reads_out
+        int32_t crosses
         uint32_t digest
 
 
