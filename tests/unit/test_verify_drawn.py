@@ -54,7 +54,7 @@ def cases(draw: st.DrawFn, most: int = 8, ranks: int = 24) -> tuple[Topology, Sh
     algorithm = draw(st.sampled_from(algorithms(op, len(top.islands))))
     counts: tuple[int, ...] = ()
     if op in UNEVEN and draw(st.booleans()):
-        n = top.size ** 2 if op == Op.ALL_TO_ALL else top.size
+        n = top.size**2 if op == Op.ALL_TO_ALL else top.size
         some = draw(st.lists(st.integers(0, 40), min_size=1, max_size=min(n, 24)))
         counts = (max(max(some), 1), *(some * n)[: n - 1])
     return top, Shared(op, dtype, redop, root, counts=counts), algorithm, draw(st.integers(0, 20000))

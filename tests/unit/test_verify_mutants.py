@@ -75,7 +75,8 @@ def test_mutants_are_refused_or_equivalent(full: bool) -> None:
 
 def explain(top: Topology, shared: Shared, original: Sequence[Plan], mutant: Sequence[Plan]) -> str:
     """Why a mutant that the verifier accepts is right."""
-    if all(normal_form(a) == normal_form(b) for a, b in zip(original, mutant, strict=True)):
+    places = [top.place(p.rank)[1] for p in original]
+    if all(normal_form(a, i) == normal_form(b, i) for a, b, i in zip(original, mutant, places, strict=True)):
         return "same normal form"
     counts = [1] if shared.counts else [c for c in representative_counts(original[0]) if c]
     border = {}

@@ -32,8 +32,10 @@ def judge(
     at_root = alone.get(shared.op, (False, False))
     inputs: list[Blocks] = []
     for r in range(n):
-        mine = [] if at_root[0] and r != shared.root else held(shared, r, n, False)
-        inputs.append([(s, [draw.uniform(0.5, 2.0) for _ in range(length[b])]) for s, b in zip(starts[r][0], mine)])
+        mine = [(s, length[b]) for s, b in zip(starts[r][0], held(shared, r, n, False), strict=True)]
+        if at_root[0] and r != shared.root:
+            mine = []
+        inputs.append([(start, [draw.uniform(0.5, 2.0) for _ in range(many)]) for start, many in mine])
     factors = [draw.choice((0.5, 2.0, 3.0)) for _ in range(n)]
     together: list[tuple[int, int] | None] = [None] * n
     if shared.op == Op.BROADCAST:
@@ -53,7 +55,8 @@ def judge(
             for i, (x, y) in enumerate(zip(out[start : start + len(expected)], expected, strict=True)):
                 assert math.isclose(x, y, rel_tol=1e-9), f"rank {r}, block {place}, element {i}: {x}, expected {y}"
         if not in_place:
-            covered = {start + i for start, b in zip(starts[r][1], held(shared, r, n, True)) for i in range(length[b])}
+            lengths = [length[b] for b in held(shared, r, n, True)]
+            covered = {start + i for start, many in zip(starts[r][1], lengths, strict=True) for i in range(many)}
             assert all(i in covered or x != x for i, x in enumerate(out)), f"rank {r} wrote between its blocks"
         if shared.op == Op.ALL_REDUCE and len(top.islands) > 1:
             assert out == result.outputs[0], f"rank {r} holds other bits than rank 0"

@@ -55,8 +55,8 @@ def verify_plans(
 ) -> Proof:  # fmt: skip
     """Proves the plans of all ranks, in rank order, for one count. Raises `PlanFault` with rank, step and interval.
 
-    `chunk` is in elements (0: so that messages have a few). `slots` is the number of messages a ring holds. `places` are
-    those of the v forms, by rank (packed, if not given), whose count is 1.
+    `chunk` is in elements (0: so that messages have a few). `slots` is the number of messages a ring holds. `places`
+    are those of the v forms, by rank (packed, if not given), whose count is 1.
     """
     sizes = Sizes(shared, topology.size, count, places)
     try:
@@ -168,11 +168,7 @@ def check_capabilities(topology: Topology, plans: Sequence[Plan]) -> None:
             wrong = ""
             if step.kind in VENDOR:
                 wrong = check_able(island, p, step)
-            elif (
-                step.kind == StepKind.SCALE
-                and not (island.host_memory or island.kernels)
-                and not on_host(p, step)
-            ):
+            elif step.kind == StepKind.SCALE and not (island.host_memory or island.kernels) and not on_host(p, step):
                 wrong = f"scales on a device of vendor {island.vendor}, which has no kernels"
             if wrong:
                 raise PlanFault(f"rank {p.rank}, step {i} ({step.kind.name.lower()}): {wrong}", rank=p.rank, step=i)
@@ -242,9 +238,7 @@ def _wrong(values: Values, shared: Shared, size: int, need: Need, node: int, ind
     times = [0] * size
     for leaf in leaves:
         if index + leaf.offset != at[leaf.rank]:
-            return (
-                f"expected element {at[leaf.rank]} of rank {leaf.rank}'s input, found element {index + leaf.offset}"
-            )
+            return f"expected element {at[leaf.rank]} of rank {leaf.rank}'s input, found element {index + leaf.offset}"
         if leaf.factor != (leaf.rank if shared.redop == RedOp.PREMUL_SUM else UNSCALED):
             return (
                 f"expected the input of rank {leaf.rank} to be multiplied by its own factor "

@@ -272,7 +272,12 @@ class Machine:
             return
         if rank.device and on_host(plan, step) and {step.src.buffer, step.dst.buffer} != {Buffer.HOST_SCRATCH}:
             raise Fault("combines or scales on the host what does not lie in host memory")
-        if rank.device and step.kind == StepKind.SCALE and not on_host(plan, step) and step.src.buffer == Buffer.HOST_SCRATCH:
+        if (
+            rank.device
+            and step.kind == StepKind.SCALE
+            and not on_host(plan, step)
+            and step.src.buffer == Buffer.HOST_SCRATCH
+        ):
             raise Fault("scales on the device what lies in host memory")
         sources = [src]
         if step.kind == StepKind.COMBINE:

@@ -118,7 +118,7 @@ class _Rank(Flows):
     def __init__(
         self, world: _World, plan: Plan, data: list[float], count: int, together: tuple[int, int] | None
     ) -> None:
-        self.world, self.plan, self.count = world, plan, count
+        self.world, self.calls, self.plan, self.count = world, world.calls, plan, count
         self.island = world.topology.island_of(plan.rank)
         self.me = world.topology.place(plan.rank)[1]
         self.device = not self.island.host_memory
@@ -303,7 +303,7 @@ class _Rank(Flows):
         if n == 0:
             return
         call = self.open = _Call(step, n, self.end(step.src, segment), self.end(step.dst, segment))
-        met = self.world.calls.setdefault((self.island.index, self.made), {})
+        met = self.calls.setdefault((self.island.index, self.made), {})
         self.made += 1
         met[self.me] = call
         if len(met) == self.island.size:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from hetccl.core.plan import Channel, Flow, FlowKind, Plan, Slice, Step
 
-__all__ = ["Flows", "FlowState", "Stuck", "World"]
+__all__ = ["FlowState", "Flows", "Stuck", "World"]
 
 
 class Stuck(Exception):
@@ -60,7 +60,6 @@ class Flows:
 
     def fold(self, parts: list[list[float]], divisor: float = 1.0) -> list[float]:
         raise NotImplementedError
-
 
     def begin_flows(self, step: Step, segment: int) -> None:
         for number in range(step.first_flow, step.first_flow + step.n_flows):
