@@ -23,14 +23,17 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
         if single or shared.counts or all(i.host_memory for i in topology.islands)
         else segment_elements(topology, shared, 1, needs_segments(topology))
     )
-    b.island(StepKind.COPY, given, own)
+    at_once = isl.size > 1 and isl.contiguous and segment == 0 and not shared.counts
+    if not (single and at_once):  # the vendor's library puts the rank's own block into place, too
+        b.island(StepKind.COPY, given, own)
     ready, source = -1, given
     if not isl.host_memory and not single:
         source = blocks.scratch(Buffer.HOST_SCRATCH, rank)
         ready = b.island(StepKind.COPY, given, source)
-    if isl.size > 1 and isl.contiguous and segment == 0 and not shared.counts:
+    if at_once:
         whole = b.whole(Buffer.OUT, isl.ranks[0])
-        b.island(StepKind.ALL_GATHER, own, whole, b.whole(Buffer.OUT, rank), as_bytes=not isl.moves(shared.dtype))
+        src = given if single else own
+        b.island(StepKind.ALL_GATHER, src, whole, b.whole(Buffer.OUT, rank), as_bytes=not isl.moves(shared.dtype))
     else:
         for j, r in enumerate(isl.ranks):
             island_broadcast(b, isl, shared, blocks.at(Buffer.OUT, r, r), j)

@@ -26,7 +26,9 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
         else segment_elements(topology, shared, 1, needs_segments(topology))
     )
     own = blocks.at(Buffer.IN, rank, rank * n + rank)
-    b.island(StepKind.COPY, own, blocks.at(Buffer.OUT, rank, rank * n + rank))
+    at_once = isl.contiguous and isl.swaps and not segment and not shared.counts
+    if isl.size == 1 or not at_once:  # the vendor's library moves the rank's own block, too
+        b.island(StepKind.COPY, own, blocks.at(Buffer.OUT, rank, rank * n + rank))
     leaving: list[tuple[int, int, Slice]] = []  # (from, to, block) that I send over the border
     for q in far:
         for j, r in enumerate(isl.ranks):
@@ -45,7 +47,7 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
         leaving = [(r, q, dst) for r, q, _, dst in staged]
     ready = len(b.steps) - 1
     if isl.size > 1:
-        _inside(b, blocks, isl, shared, rank, me, n, isl.contiguous and isl.swaps and not segment and not shared.counts)
+        _inside(b, blocks, isl, shared, rank, me, n, at_once)
     flows = [Flow(FlowKind.SEND, Channel.RESULT, (q,), src=src) for _, q, src in leaving]
     copies = []
     for q in far:
