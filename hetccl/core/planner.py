@@ -5,12 +5,17 @@ from __future__ import annotations
 
 from hetccl.core.algorithms import (
     all_gather,
+    all_gather_rounds,
     all_reduce,
+    all_reduce_rounds,
     all_to_all,
     broadcast,
+    broadcast_heads,
+    broadcast_parts,
     gather,
     reduce,
     reduce_scatter,
+    reduce_scatter_rounds,
     scatter,
 )
 from hetccl.core.algorithms.common import Algorithm, Places, Shared
@@ -27,10 +32,30 @@ __all__ = ["Planner", "Shape", "reducible"]
 Shape = tuple[tuple[int, ...], Places]  # lengths of the blocks, equal on all ranks, and where they lie on this one
 
 ALGORITHMS: dict[Op, dict[str, Algorithm]] = {
-    Op.ALL_REDUCE: {"exchange": all_reduce.exchange, "owners": all_reduce.owners},
-    Op.BROADCAST: {"chain": broadcast.chain},
-    Op.ALL_GATHER: {"direct": all_gather.direct},
-    Op.REDUCE_SCATTER: {"direct": reduce_scatter.direct},
+    Op.ALL_REDUCE: {
+        "exchange": all_reduce.exchange,
+        "owners": all_reduce.owners,
+        "ring": all_reduce_rounds.ring,
+        "tree": all_reduce_rounds.tree,
+    },
+    Op.BROADCAST: {
+        "chain": broadcast.chain,
+        "direct": broadcast_heads.direct,
+        "owners": broadcast_parts.owners,
+        "tree": broadcast_heads.tree,
+    },
+    Op.ALL_GATHER: {
+        "direct": all_gather.direct,
+        "heads": all_gather_rounds.heads,
+        "ring": all_gather_rounds.ring,
+        "tree": all_gather_rounds.tree,
+    },
+    Op.REDUCE_SCATTER: {
+        "direct": reduce_scatter.direct,
+        "heads": reduce_scatter_rounds.heads,
+        "ring": reduce_scatter_rounds.ring,
+        "tree": reduce_scatter_rounds.tree,
+    },
     Op.REDUCE: {"chain": reduce.chain},
     Op.GATHER: {"direct": gather.direct},
     Op.SCATTER: {"direct": scatter.direct},
