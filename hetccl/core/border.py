@@ -95,6 +95,11 @@ class Border:
         """Whether all islands have direct links with each other."""
         return all(link.direct for link in self._topology.links)
 
+    @cached_property
+    def plain(self) -> bool:
+        """Whether all islands have direct links, all ranks are at the border, and all of an island are equally fast."""
+        return self.mesh and all(self.even(i.index) for i in self._islands)
+
     def parent(self, island: int, to: int) -> int:
         """The next island on the way to island `to`; `to` has none (-1)."""
         return self._tree(to)[island]
