@@ -88,7 +88,7 @@ cdef class CompiledPlan:
         to.src, to.dst, to.len = slice_of(step.src), slice_of(step.dst), slice_of(step.len)
         latest = {}  # the last flow so far of each use of a channel
         for i in range(step.first_flow, step.first_flow + step.n_flows):
-            uses = self.plan.flows[i].uses()
+            uses = self.plan.flows[i].uses
             before = sorted({latest[use] for use in uses if use in latest})
             self.p.flows[i].n_after = len(before)
             for k, flow in enumerate(before):

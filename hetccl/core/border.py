@@ -95,6 +95,11 @@ class Border:
         """Whether all islands have direct links with each other."""
         return all(link.direct for link in self._topology.links)
 
+    @cached_property
+    def plain(self) -> bool:
+        """Whether all islands have direct links, all ranks are at the border, and all of an island are equally fast."""
+        return self.mesh and all(self.even(i.index) for i in self._islands)
+
     def parent(self, island: int, to: int) -> int:
         """The next island on the way to island `to`; `to` has none (-1)."""
         return self._tree(to)[island]
@@ -151,17 +156,13 @@ class Border:
 
     @cached_property
     def units(self) -> int:
-        """Units of a segment that every shard and every owner's part of a piece is cut from."""
-        even = [len(p) for p in self._parts if len(set(p)) == 1]
-        units = lcm(*even)
-        if len(even) < len(self._parts):
-            units *= -(-SHARD_PARTS * max(len(p) for p in self._parts) // units)
-        return units * sum(self.owners)
+        """Units of a segment: every piece holds a whole number for every part of its owners."""
+        return self._grain * sum(self.owners)
 
     def cuts(self, island: int) -> list[int]:
         """Where the shards of an island's border ranks begin, in units, and the end."""
         parts = self._parts[island]
-        return [self.units * at // sum(parts) for at in accumulate(parts, initial=0)]
+        return [self._grain * at // sum(parts) * sum(self.owners) for at in accumulate(parts, initial=0)]
 
     def pieces(self) -> list[tuple[int, int, tuple[int, ...]]]:
         """The common refinement of all islands' shards: (first unit, last unit, who holds it in each island)."""
@@ -263,6 +264,15 @@ class Border:
                 carriers = [self.carrier(i.index, rank) for i in self._islands if i.index != home.index]
                 found |= {(p, q) for p in carriers for q in carriers}
         return found
+
+    @cached_property
+    def _grain(self) -> int:
+        """Into how many parts the elements are cut for shards: exact where an island's are equal."""
+        even = [len(p) for p in self._parts if len(set(p)) == 1]
+        grain = lcm(*even)
+        if len(even) < len(self._parts):
+            grain *= -(-SHARD_PARTS * max(len(p) for p in self._parts) // grain)
+        return grain
 
     @cached_property
     def _parts(self) -> list[list[int]]:

@@ -31,7 +31,7 @@ void hx_flows_begin(hx_work *w, const hx_step *s, int64_t segment)
         st->pos = 0;
         for (int k = 0; k < f->n_peers; k++)
             st->sent[k] = 0;
-        st->done = st->n == 0;
+        st->done = st->n == 0 && !f->n_after;  /* one that others come after takes its turn, for theirs to be in order */
     }
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from hetccl.types import DType, Op, RedOp
 
@@ -105,7 +106,8 @@ class Flow:
     give_back: bool = False
     finish: bool = False
 
-    def uses(self) -> set[tuple[bool, int, int]]:
+    @cached_property
+    def uses(self) -> frozenset[tuple[bool, int, int]]:
         """(whether it sends, peer, channel) of all its messages. Of two flows of a step that share one, the first goes
         first."""
         channel, first, last = int(self.channel), self.peers[:1], self.peers[-1:]
@@ -126,7 +128,7 @@ class Flow:
         combines = self.kind in (FlowKind.OWN, FlowKind.PASS, FlowKind.EXCHANGE)
         into = int(Channel.CONTRIBUTE) if combines else channel
         out = int(Channel.RESULT) if self.kind == FlowKind.OWN else channel
-        return {(False, p, into) for p in takes} | {(True, p, out) for p in sends}
+        return frozenset({(False, p, into) for p in takes} | {(True, p, out) for p in sends})
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from hetccl.core.algorithms import (
     scatter,
 )
 from hetccl.core.algorithms.common import Algorithm, Places, Shared
+from hetccl.core.algorithms.reach import serves
 from hetccl.core.explain import Explanation, border_bound, describe_steps
 from hetccl.core.plan import Plan
 from hetccl.core.topology import Topology
@@ -147,8 +148,14 @@ class Planner:
     def _algorithm(self, shared: Shared, small: bool) -> Algorithm:
         if shared.op == Op.ALL_REDUCE and len(self.topology.islands) == 1:
             return all_reduce.island
-        name = self.forced.get(shared.op.label) or ("exchange" if small else "owners")
-        choices = ALGORITHMS[shared.op]
+        choices = {n: a for n, a in ALGORITHMS[shared.op].items() if serves(a, self.topology)}
+        forced = self.forced.get(shared.op.label)
+        if forced and forced not in choices:
+            raise UnsupportedError(
+                f"HETCCL_ALGORITHM={shared.op.label}={forced}: it wants direct links between all islands and all ranks "
+                f"at the border, equally fast; here serve: {', '.join(choices)}"
+            )
+        name = forced or ("exchange" if small else "owners")
         return choices.get(name) or next(iter(choices.values()))
 
     def _check(self, shared: Shared) -> None:

@@ -66,15 +66,14 @@ def check_bounds(topology: Topology, plan: Plan, sizes: Sizes, channels: Channel
 
 
 def owner_share(topology: Topology, plan: Plan, count: int, island: int) -> int:
-    """Most elements that one island may own: what the rate of its border says, each piece rounded to whole units."""
+    """Most elements that one island may own: what the rate of its border says, and the tail."""
     parts = topology.border.owners
     if len(set(parts)) == 1:
         return fair_share(topology, plan, count)
-    units = -(-plan.units * parts[island] // sum(parts)) + len(topology.border.pieces())
     most = 0
     for length in plan.segments(count):
         unit, tail = measure(length, plan.units)
-        most += min(units, plan.units) * unit + tail
+        most += -(-plan.units * parts[island] // sum(parts)) * unit + tail
     return most
 
 
