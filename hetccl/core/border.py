@@ -284,10 +284,11 @@ class Border:
 
     @cached_property
     def _heads(self) -> list[int]:
-        return [
-            i.borders[max(range(len(i.borders)), key=lambda x, i=i: (i.speeds[x], -x))] if i.speeds else i.borders[0]
-            for i in self._islands
-        ]
+        heads = []
+        for island in self._islands:
+            speeds = island.speeds or (1.0,)
+            heads.append(island.borders[speeds.index(max(speeds))])
+        return heads
 
     @cached_property
     def _turns(self) -> list[list[int]]:
@@ -297,7 +298,7 @@ class Border:
             due, turns = [0] * len(parts), []
             for _ in range(sum(parts)):
                 due = [d + p for d, p in zip(due, parts, strict=True)]
-                x = max(range(len(parts)), key=lambda x, due=due: (due[x], -x))
+                x = due.index(max(due))
                 due[x] -= sum(parts)
                 turns.append(island.borders[x])
             found.append(turns)

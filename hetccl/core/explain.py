@@ -67,7 +67,8 @@ def border_bound(
         if counts:
             pairs = ((i, j) for i in range(n) for j in range(n))
             return sum(hops(island[i], island[j]) * counts[i * n + j] * itemsize for i, j in pairs)
-        return sum(a.size * b.size * hops(a.index, b.index) for a in topology.islands for b in topology.islands) * nbytes
+        ways = ((a, b) for a in topology.islands for b in topology.islands)
+        return sum(a.size * b.size * hops(a.index, b.index) for a, b in ways) * nbytes
     return (c - 1) * nbytes
 
 
