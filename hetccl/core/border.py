@@ -115,6 +115,12 @@ class Border:
             a, n = self.parent(a, b), n + 1
         return n
 
+    @cached_property
+    def middle(self) -> int:
+        """The island from which the farthest is nearest."""
+        n = len(self._islands)
+        return min(range(n), key=lambda c: max(self.hops(other, c) for other in range(n)))
+
     def chain(self, root: int) -> list[int]:
         """Parents (-1 for the root) of a tree in which an island has as few children as can be: where links allow, one
         each, so that a broadcast leaves no island twice."""
