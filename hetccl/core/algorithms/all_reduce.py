@@ -13,6 +13,7 @@ from hetccl.core.algorithms.common import (
     averages_by,
     combine_pieces,
     combining_op,
+    divided,
     gather_pieces,
     island_broadcast,
     needs_segments,
@@ -50,9 +51,9 @@ def island(topology: Topology, shared: Shared, rank: int, places: Places | None 
             combine_pieces(b, isl, out, device_blocks, host_blocks)
             device_blocks, host_blocks = device_blocks + isl.size, host_blocks + isl.size
         if after != 1.0:
-            b.island(StepKind.SCALE, out, out)
+            host_blocks += divided(b, isl, out, b.whole(Buffer.HOST_SCRATCH, host_blocks))
     scale = before if before != 1.0 else after
-    segment = segment_elements(topology, shared, 1, isl.segment_bytes if device_blocks else 0)
+    segment = segment_elements(topology, shared, 1, isl.segment_bytes if device_blocks or host_blocks else 0)
     return _plan(isl, shared, rank, "island", "island", b, segment, device_blocks, host_blocks, divisor, scale)
 
 
