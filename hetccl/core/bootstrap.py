@@ -18,12 +18,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetccl.core import registry
+from hetccl.core import described, registry
 from hetccl.core.config import Config
 from hetccl.core.control import Control, ControlListener
 from hetccl.core.ranks import RankSpec, check_size, parse_ranks
 from hetccl.core.store import Store, StoreView
 from hetccl.core.topology import Record, Topology, compute_topology
+from hetccl.core.topology_file import TopologyFile
 from hetccl.errors import ConfigError, HetcclError, PeerLostError, UsageError
 from hetccl.native.handshake import WIRE_VERSIONS
 from hetccl.tables import CclTable, DeviceTable, TransportTable
@@ -87,6 +88,7 @@ def join(
     config: Config,
     timeout: float,
     device_type: str = "cpu",
+    topology: str | TopologyFile | None = None,
 ) -> Joined:
     """Blocks until all ranks have joined, at most `timeout` seconds. Raises typed errors; other ranks then stop
     waiting."""
@@ -97,7 +99,8 @@ def join(
     view = StoreView(store, f"hetccl/{name}/{_generation[name]}/", deadline, lambda text: log.warning("%s", text))
     undo: list[Any] = []
     try:
-        return _join(view, rank, size, name, ranks, transports, config, deadline, undo, device_type)
+        file = described.read(topology, config.topology)
+        return _join(view, rank, size, name, ranks, transports, config, deadline, undo, device_type, file)
     except BaseException as error:
         for close in reversed(undo):
             close()
@@ -117,10 +120,11 @@ def _join(
     deadline: float,
     undo: list[Any],
     device_type: str,
+    file: TopologyFile | None,
 ) -> Joined:
     here = host_id()
     job, secret, from_store = _greeting(view, rank, config)
-    vendor, spec, driver = _open_vendor(rank, size, ranks, config, here, device_type)
+    vendor, spec, driver = _open_vendor(rank, size, ranks, config, here, device_type, file)
     device, ccl = DeviceTable(vendor.device_table), CclTable(vendor.ccl_table)
     request = TransportRequest(rank, size, job, here, secret, os.environ.get("MASTER_ADDR", ""))
     opened = _open_transports(transports, config, request)
@@ -153,11 +157,13 @@ def _join(
         process=(_PROCESS, os.getpid()),
         wire=WIRE_VERSIONS,
         calls=ccl.calls,
+        topology=file.digest if file else "",
     )
     view.put(f"record/{rank}", json.dumps({"record": record.to_json(), "control": listener.local.name.hex()}).encode())
-    blob = (
-        _publish(view, rank, size, config, listener) if rank == 0 else json.loads(view.take("topology", "bootstrap", 0))
-    )
+    if rank == 0:
+        blob = _publish(view, rank, size, config, listener, file)
+    else:
+        blob = json.loads(view.take("topology", "bootstrap", 0))
     topology = Topology.from_json(blob["topology"])
     records = [Record.from_json(r) for r in blob["records"]]
     control = Control(rank, topology.host_ids, secret, job)
@@ -213,9 +219,11 @@ def _greeting(view: StoreView, rank: int, config: Config) -> tuple[str, bytes, b
 
 
 def _open_vendor(
-    rank: int, size: int, ranks: str | None, config: Config, here: str, device_type: str
+    rank: int, size: int, ranks: str | None, config: Config, here: str, device_type: str, file: TopologyFile | None
 ) -> tuple[Vendor, RankSpec, VendorDriver]:
     specs = parse_ranks(ranks) if ranks else config.ranks
+    if file is not None:
+        specs = described.rank_specs(file, specs, size)
     if specs is not None:
         check_size(specs, size)
         spec = specs[rank]
@@ -254,7 +262,9 @@ def _open_transports(transports: str | None, config: Config, request: TransportR
     return opened  # type: ignore[return-value]
 
 
-def _publish(view: StoreView, rank: int, size: int, config: Config, listener: ControlListener) -> dict[str, Any]:
+def _publish(
+    view: StoreView, rank: int, size: int, config: Config, listener: ControlListener, file: TopologyFile | None
+) -> dict[str, Any]:
     """Rank 0: gathers the records, computes who is where and publishes it."""
     found = view.take_all({r: f"record/{r}" for r in range(size)}, "bootstrap")
     answers = [json.loads(found[r]) for r in range(size)]
@@ -267,7 +277,14 @@ def _publish(view: StoreView, rank: int, size: int, config: Config, listener: Co
     chunk = min(limits) if limits else 65536
     if config.chunk_bytes:
         chunk = min(chunk, config.chunk_bytes)
+    if file is None and any(r.topology for r in records):
+        having = [r.rank for r in records if r.topology]
+        raise ConfigError(f"ranks {having} have a topology file, but rank 0 has none: give it to rank 0, or to all")
+    if file is not None:
+        records = described.labelled(file, records)
     topology = compute_topology(records, chunk - chunk % 64)
+    if file is not None:
+        topology = described.apply(file, topology, records)
     many = len(set(topology.host_ids)) > 1
     rank0 = listener.listen_remote(config.socket_ifname, os.environ.get("MASTER_ADDR", "")) if many else []
     blob = {

@@ -115,6 +115,12 @@ class Border:
             a, n = self.parent(a, b), n + 1
         return n
 
+    @cached_property
+    def middle(self) -> int:
+        """The island from which the farthest is nearest."""
+        n = len(self._islands)
+        return min(range(n), key=lambda c: max(self.hops(other, c) for other in range(n)))
+
     def chain(self, root: int) -> list[int]:
         """Parents (-1 for the root) of a tree in which an island has as few children as can be: where links allow, one
         each, so that a broadcast leaves no island twice."""
@@ -284,10 +290,11 @@ class Border:
 
     @cached_property
     def _heads(self) -> list[int]:
-        return [
-            i.borders[max(range(len(i.borders)), key=lambda x, i=i: (i.speeds[x], -x))] if i.speeds else i.borders[0]
-            for i in self._islands
-        ]
+        heads = []
+        for island in self._islands:
+            speeds = island.speeds or (1.0,)
+            heads.append(island.borders[speeds.index(max(speeds))])
+        return heads
 
     @cached_property
     def _turns(self) -> list[list[int]]:
@@ -297,7 +304,7 @@ class Border:
             due, turns = [0] * len(parts), []
             for _ in range(sum(parts)):
                 due = [d + p for d, p in zip(due, parts, strict=True)]
-                x = max(range(len(parts)), key=lambda x, due=due: (due[x], -x))
+                x = due.index(max(due))
                 due[x] -= sum(parts)
                 turns.append(island.borders[x])
             found.append(turns)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,14 +22,15 @@ from hetccl.core.explain import Explanation
 from hetccl.core.failures import Failures
 from hetccl.core.planner import Planner
 from hetccl.core.reactor import reactor
-from hetccl.core.store import Store, open_store
+from hetccl.core.store import Store
+from hetccl.core.topology_file import TopologyFile
 from hetccl.core.watch import Watch
 from hetccl.core.work import ensure_completion_thread
-from hetccl.errors import ConfigError, HetcclError, UsageError
+from hetccl.errors import HetcclError, UsageError
 from hetccl.transports.base import Link, Transport
 from hetccl.types import DType, Op, RedOp
 
-__all__ = ["Communicator", "init"]
+__all__ = ["Communicator"]
 
 _log = logging.getLogger("hetccl")
 
@@ -40,8 +40,9 @@ class Communicator(Collectives):
 
     `store` is what the ranks meet through (torch's stores, or `hetccl.core.store.DirectoryStore`); it may die once the
     communicator exists. `ranks` ("oneccl:2,host:2") and `transports` ("shm,tcp") override the variables of the same
-    meaning. `timeout` is in seconds, for joining and for each operation. Where nothing says which vendor a rank is, it
-    is the best one for `device_type` ("cpu", "cuda"). Blocks until all ranks have joined.
+    meaning, `topology` (a path, or what `load_topology` returns) HETCCL_TOPOLOGY. `timeout` is in seconds, for joining
+    and for each operation. Where nothing says which vendor a rank is, it is the best one for `device_type` ("cpu",
+    "cuda"). Blocks until all ranks have joined.
 
     Buffers are arrays of any library (see `buffers.py`). Counts are elements, and equal on all ranks.
     """
@@ -57,6 +58,7 @@ class Communicator(Collectives):
         transports: str | None = None,
         timeout: float | None = None,
         device_type: str = "cpu",
+        topology: str | TopologyFile | None = None,
     ) -> None:
         config = Config.from_env()
         log.set_up(config.log)
@@ -65,7 +67,9 @@ class Communicator(Collectives):
         self.timeout = timeout or config.timeout
         self._closed = self._forked = False
         started = time.monotonic()
-        joined = self._joined = join(store, rank, size, name, ranks, transports, config, self.timeout, device_type)
+        joined = self._joined = join(
+            store, rank, size, name, ranks, transports, config, self.timeout, device_type, topology
+        )
         try:
             self._build(config)
         except BaseException as error:
@@ -421,29 +425,3 @@ class Communicator(Collectives):
         self._forked = True
         self._core.mark_forked()
         self._control.forget()
-
-
-def init(**options: Any) -> Communicator:
-    """The communicator of all ranks of the job: RANK, WORLD_SIZE and HETCCL_STORE (or MASTER_ADDR and MASTER_PORT)
-    say which.
-
-    `options` are those of `Communicator`.
-    """
-    try:
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except (KeyError, ValueError) as error:
-        raise ConfigError(
-            "RANK and WORLD_SIZE must say which rank this process is; start the job with torchrun or set them"
-        ) from error
-    config = Config.from_env()
-    url = config.store
-    if not url:
-        if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
-            raise ConfigError(
-                "where do the ranks meet? Set HETCCL_STORE=file:///folder (one host or a shared file system) or tcp://host:port",
-                variable="HETCCL_STORE",
-            )
-        url = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    return Communicator(open_store(url, rank, size, config.timeout), rank, size, **options)
-
-

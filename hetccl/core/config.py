@@ -52,6 +52,7 @@ class Config:
     verify: str = "first"
     socket_ifname: str = ""
     border_rate: int = 0
+    topology: str = ""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -263,8 +264,18 @@ VARIABLES: tuple[Variable, ...] = (
         "HETCCL_RANKS",
         'vendors in rank order, as in "oneccl:2,host:2" or "host@a:1,host@b:1"',
         "",
-        "The job's make-up. Unset: each rank takes the best usable vendor of its device.",
+        "The job's make-up. A label after @ splits one vendor's ranks into several islands, for tests. Unset: each "
+        "rank takes the best usable vendor of its device.",
         parse_ranks,
+    ),
+    Variable(
+        "HETCCL_TOPOLOGY",
+        "path of a YAML file",
+        "",
+        "Describes islands, borders, rails and links (see the topology file's keys). Rank 0 needs it; ranks that have "
+        "one too must have the same. Unset: islands are found from the ranks, all of them are at the border, and "
+        "every two islands reach each other.",
+        os.path.expanduser,
     ),
     Variable(
         "HETCCL_TRANSPORTS",

@@ -41,6 +41,7 @@ class Record:
     wire: tuple[int, int] = (1, 1)  # lowest and highest version spoken
     process: tuple[int, int] = (0, 0)  # different for every process, also where several have one pid
     calls: int = 0  # which optional calls the vendor's library has: bits ALL_TO_ALL, TRANSFER
+    topology: str = ""  # digest of the topology file that this rank was given
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -19,6 +19,7 @@ __all__ = [
     "averages_by",
     "combine_pieces",
     "combining_op",
+    "divided",
     "gather_pieces",
     "in_scratch",
     "island_broadcast",
@@ -128,6 +129,18 @@ def prescaled(
         b.island(StepKind.COPY, src, dst, wait=done, shift=shift)
         done = -1
     return Buffer.DEVICE_SCRATCH
+
+
+def divided(b: PlanBuilder, island: Island, out: Slice, pinned: Slice) -> int:
+    """An average of one island: the sum in `out` divided in place, by way of `pinned` where the device has no kernel.
+    Returns how many blocks of pinned memory that takes."""
+    if island.host_memory or island.kernels:
+        b.island(StepKind.SCALE, out, out)
+        return 0
+    ready = b.island(StepKind.COPY, out, pinned)
+    done = b.border_step(StepKind.SCALE, pinned, pinned, wait=ready)
+    b.island(StepKind.COPY, pinned, out, wait=done)
+    return 1
 
 
 def island_broadcast(

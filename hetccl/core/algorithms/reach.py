@@ -21,6 +21,7 @@ __all__ = ["serves"]
 # Go around missing links, keep to the border ranks that are allowed, and cut shards by their speeds.
 ANYWHERE = (
     all_gather.direct,
+    all_reduce.exchange,
     all_reduce.owners,
     all_to_all.direct,
     broadcast.chain,
@@ -29,14 +30,8 @@ ANYWHERE = (
     reduce_scatter.direct,
     scatter.direct,
 )
-# Keep to the border ranks that are allowed, but want every island to reach every other.
-MESHED = (all_reduce.exchange,)
-
 
 def serves(algorithm: Algorithm, topology: Topology) -> bool:
     """Whether an algorithm can plan for a topology. The others take every rank to be at the border, all equally fast,
     and every pair of islands to be linked."""
-    border = topology.border
-    if border.plain or algorithm in ANYWHERE:
-        return True
-    return border.mesh and algorithm in MESHED
+    return topology.border.plain or algorithm in ANYWHERE

@@ -21,7 +21,10 @@ def bound_of(topology: Topology, plan: Plan, sizes: Sizes, owned: dict[int, int]
         return Bound(0)
     if plan.op == Op.ALL_REDUCE and plan.plan_class == "latency":
         each = {i.index: (c_n - 1) * count for i in topology.islands}
-        return Bound(c_n * (c_n - 1) * count, each, each)
+        if topology.border.mesh:
+            return Bound(c_n * (c_n - 1) * count, each, each)
+        each = {i.index: _relayed(topology, i.index, {topology.border.middle: count}) for i in topology.islands}
+        return Bound(2 * (c_n - 1) * count, each, each)
     bound = sizes.spec.bound(topology, plan.root, sizes.length)
     if plan.op == Op.BROADCAST and plan.plan_class == "latency":  # one island may send to several
         bound = Bound(bound.total, into=bound.into)
