@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hetccl.core.algorithms import (
     all_gather,
     all_gather_rounds,
@@ -19,8 +21,10 @@ from hetccl.core.algorithms import (
     scatter,
 )
 from hetccl.core.algorithms.common import Algorithm, Places, Shared
+from hetccl.core.cost import CostTable
 from hetccl.core.explain import Explanation, border_bound, describe_steps
 from hetccl.core.plan import Plan
+from hetccl.core.selector import Selector
 from hetccl.core.topology import Topology
 from hetccl.core.verify.gate import Gate
 from hetccl.errors import ConfigError, UnsupportedError, UsageError
@@ -67,11 +71,6 @@ REDUCING = frozenset({Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.REDUCE})
 # What the verifier understands so far: not transfers inside an island, passing on, or blocks of own lengths.
 PROVED = (Op.ALL_REDUCE, Op.BROADCAST, Op.ALL_GATHER, Op.REDUCE_SCATTER)
 
-# Up to these sizes one exchange of everything beats two steps of halves (measured, docs/results/). With vendor
-# calls around it, the exchange also saves two of them.
-SMALL_BYTES = 8 << 10
-SMALL_BYTES_WITH_ISLANDS = 32 << 10
-
 
 class Planner:
     """Plans of one rank. `forced` is HETCCL_ALGORITHM: {"all_reduce": "owners"}; `verify` is HETCCL_VERIFY."""
@@ -83,12 +82,13 @@ class Planner:
         forced: dict[str, str],
         segment_bytes: int | None = None,
         verify: str = "first",
+        table: CostTable | None = None,
     ) -> None:
         self.topology = topology
         self.rank = rank
         self.forced = forced
         self.gate = Gate(topology, verify)
-        self.small_bytes = SMALL_BYTES if all(i.size == 1 for i in topology.islands) else SMALL_BYTES_WITH_ISLANDS
+        self.selector = Selector(topology, table or CostTable(), ALGORITHMS, forced)
         for op, name in forced.items():
             known = {o.label: sorted(a) for o, a in ALGORITHMS.items()}
             if op not in known or name not in known[op]:
@@ -99,13 +99,20 @@ class Planner:
                     value=f"{op}={name}",
                 )
 
-    def plan(self, op: int, dtype: int, redop: int, root: int, small: bool, shape: Shape | None = None) -> Plan:
-        """This rank's plan, proved together with those of all ranks. Raises `UnsupportedError` if no path can do it and
-        `InternalError` if the proof fails, both before any traffic."""
+    def limits(self, op: int) -> tuple[int, ...]:
+        """The last size in bytes of each bucket of an operation, but for the last bucket."""
+        return self.selector.choices(Op(op)).limits if Op(op) in ALGORITHMS else ()
+
+    def plan(self, op: int, dtype: int, redop: int, root: int, bucket: int, shape: Shape | None = None) -> Plan:
+        """This rank's plan for sizes of a bucket, proved together with those of all ranks. Raises `UnsupportedError` if
+        no path can do it and `InternalError` if the proof fails, both before any traffic."""
         counts, places = shape or ((), None)
         shared = Shared(Op(op), DType(dtype), RedOp(redop), root, counts=counts)
         self._check(shared)
-        algorithm = self._algorithm(shared, small)
+        choices = self.selector.choices(shared.op)
+        choice = choices.of(_mean_bytes(shared, self.topology.size)) if counts else choices.buckets[bucket]
+        shared = replace(shared, segment_bytes=choice.segment_bytes)
+        algorithm = self._algorithm(shared, choice.algorithm)
         if shared.op in PROVED and not counts and shared.redop != RedOp.PREMUL_SUM:
             self.gate.check(shared, lambda topology, what, rank: algorithm(topology, what, rank, None))
         return algorithm(self.topology, shared, self.rank, places)
@@ -123,7 +130,9 @@ class Planner:
         """Plans of all ranks are made and their messages added up, so the border bytes are those of the plan itself."""
         shared = Shared(op, dtype, redop, root, counts=counts)
         self._check(shared)
-        algorithm = self._algorithm(shared, op == Op.ALL_REDUCE and nbytes <= self.small_bytes)
+        choice = self.selector.choices(op).of(_mean_bytes(shared, self.topology.size) if counts else nbytes)
+        shared = replace(shared, segment_bytes=choice.segment_bytes)
+        algorithm = self._algorithm(shared, choice.algorithm)
         count = 1 if counts else nbytes // dtype.itemsize
         mine = algorithm(self.topology, shared, self.rank, None)
         border = sum(
@@ -148,12 +157,11 @@ class Planner:
             staged=not island.host_memory,
         )
 
-    def _algorithm(self, shared: Shared, small: bool) -> Algorithm:
-        if shared.op == Op.ALL_REDUCE and len(self.topology.islands) == 1:
-            return all_reduce.island
-        name = self.forced.get(shared.op.label) or ("exchange" if small else "owners")
+    def _algorithm(self, shared: Shared, name: str) -> Algorithm:
         choices = ALGORITHMS[shared.op]
-        return choices.get(name) or next(iter(choices.values()))
+        if len(self.topology.islands) == 1:  # where nothing crosses a border there is nothing to choose
+            return all_reduce.island if shared.op == Op.ALL_REDUCE else next(iter(choices.values()))
+        return choices[name]
 
     def _check(self, shared: Shared) -> None:
         if shared.op not in ALGORITHMS:
@@ -165,6 +173,12 @@ class Planner:
                 f"{shared.redop.label} of {shared.dtype.label} has no meaning; bitwise operators take integers and "
                 "bool, complex numbers take sum, avg and premul_sum, bool takes neither avg nor premul_sum"
             )
+
+
+def _mean_bytes(shared: Shared, size: int) -> int:
+    """Bytes of a mean block of the v forms, which chooses their algorithm."""
+    blocks = size * size if shared.op == Op.ALL_TO_ALL else size
+    return sum(shared.counts) * shared.dtype.itemsize // max(1, blocks)
 
 
 def reducible(dtype: DType, redop: RedOp) -> bool:
