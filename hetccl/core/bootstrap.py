@@ -21,9 +21,11 @@ from typing import Any
 from hetccl.core import registry
 from hetccl.core.config import Config
 from hetccl.core.control import Control, ControlListener
+from hetccl.core.cost import CostTable
 from hetccl.core.ranks import RankSpec, check_size, parse_ranks
 from hetccl.core.store import Store, StoreView
 from hetccl.core.topology import Record, Topology, compute_topology
+from hetccl.core.tuning import adopt, load_tuning, mismatch, published
 from hetccl.errors import ConfigError, HetcclError, PeerLostError, UsageError
 from hetccl.native.handshake import WIRE_VERSIONS
 from hetccl.tables import CclTable, DeviceTable, TransportTable
@@ -60,6 +62,7 @@ class Joined:
     view: StoreView
     device_types: tuple[str, ...] = ("cpu",)
     device_index: int = 0
+    costs: CostTable = field(default_factory=CostTable)
     notes: list[str] = field(default_factory=list)
 
     def check(self) -> None:
@@ -130,6 +133,7 @@ def _join(
         from hetccl.core._shaping import shape
 
         tables = {name: shape(table, config.border_rate) for name, table in tables.items()}
+    tuning = load_tuning(config.tuning) if config.tuning else None
     listener = ControlListener()
     undo.append(listener.close)
     record = Record(
@@ -153,13 +157,16 @@ def _join(
         process=(_PROCESS, os.getpid()),
         wire=WIRE_VERSIONS,
         calls=ccl.calls,
+        tuning=tuning.digest if tuning else "",
     )
     view.put(f"record/{rank}", json.dumps({"record": record.to_json(), "control": listener.local.name.hex()}).encode())
-    blob = (
-        _publish(view, rank, size, config, listener) if rank == 0 else json.loads(view.take("topology", "bootstrap", 0))
-    )
+    if rank == 0:
+        blob = _publish(view, rank, size, config, listener, tuning)
+    else:
+        blob = json.loads(view.take("topology", "bootstrap", 0))
     topology = Topology.from_json(blob["topology"])
     records = [Record.from_json(r) for r in blob["records"]]
+    costs = adopt(tuning, blob["tuning"], rank)
     control = Control(rank, topology.host_ids, secret, job)
     undo.append(control.leave)
     control.join(listener, blob["control"][control.leader], blob["rank0"], deadline)
@@ -181,6 +188,7 @@ def _join(
         view,
         driver.torch_device_types,
         _device_index(driver, config),
+        costs,
     )
 
 
@@ -254,7 +262,9 @@ def _open_transports(transports: str | None, config: Config, request: TransportR
     return opened  # type: ignore[return-value]
 
 
-def _publish(view: StoreView, rank: int, size: int, config: Config, listener: ControlListener) -> dict[str, Any]:
+def _publish(
+    view: StoreView, rank: int, size: int, config: Config, listener: ControlListener, tuning: CostTable | None
+) -> dict[str, Any]:
     """Rank 0: gathers the records, computes who is where and publishes it."""
     found = view.take_all({r: f"record/{r}" for r in range(size)}, "bootstrap")
     answers = [json.loads(found[r]) for r in range(size)]
@@ -263,6 +273,9 @@ def _publish(view: StoreView, rank: int, size: int, config: Config, listener: Co
     if low > high:
         versions = "; ".join(f"rank {r.rank} on {r.host}: {r.wire[0]} to {r.wire[1]}" for r in records)
         raise ConfigError(f"no wire version is spoken by all ranks ({versions}). Install matching versions of hetccl")
+    others = [r.rank for r in records if r.tuning and r.tuning != records[0].tuning]
+    if others:
+        raise ConfigError(mismatch(others, records[0].tuning), variable="HETCCL_TUNING")
     limits = [m for r in records for m in r.max_message.values()]
     chunk = min(limits) if limits else 65536
     if config.chunk_bytes:
@@ -275,6 +288,7 @@ def _publish(view: StoreView, rank: int, size: int, config: Config, listener: Co
         "records": [r.to_json() for r in records],
         "control": [a["control"] for a in answers],
         "rank0": rank0,
+        "tuning": published(tuning),
     }
     view.put("topology", json.dumps(blob).encode())
     return blob

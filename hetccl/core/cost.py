@@ -137,9 +137,9 @@ class Costs:
         hosts = list(dict.fromkeys(topology.host_ids))
         where = [hosts.index(h) for h in topology.host_ids]
         return "; ".join(
-            f"{i.name} {','.join(map(str, i.ranks))}" + (f" on {','.join(str(where[r]) for r in i.ranks)}" if where else "")
+            f"{i.name} {','.join(map(str, i.ranks))} on {','.join(str(where[r]) for r in i.ranks if where)}"
             for i in topology.islands
-        )  # fmt: skip
+        )
 
     def call(self, island: int, kind: StepKind, nbytes: float) -> float:
         """A call of the island's library."""
@@ -191,7 +191,8 @@ class Costs:
         if not island.inner_rate and not island.inner_latency:
             return cost
         any_line = cost.calls.get("any") or next(iter(cost.calls.values()))
-        alpha, beta = island.inner_latency or any_line.alpha, 1 / island.inner_rate if island.inner_rate else any_line.beta
+        alpha = island.inner_latency or any_line.alpha
+        beta = 1 / island.inner_rate if island.inner_rate else any_line.beta
         return IslandCost({"any": Line(alpha, beta)}, cost.copy)
 
 

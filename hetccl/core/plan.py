@@ -105,6 +105,29 @@ class Flow:
     give_back: bool = False
     finish: bool = False
 
+    def uses(self) -> set[tuple[bool, int, int]]:
+        """(whether it sends, peer, channel) of all its messages. Of two flows of a step that share one, the first goes
+        first."""
+        channel, first, last = int(self.channel), self.peers[:1], self.peers[-1:]
+        sends: tuple[int, ...] = ()
+        takes: tuple[int, ...] = ()
+        if self.kind == FlowKind.SEND:
+            sends = self.peers
+        elif self.kind == FlowKind.RECV:
+            takes = self.peers
+        elif self.kind == FlowKind.FORWARD:
+            takes, sends = first, self.peers[1:]
+        elif self.kind == FlowKind.PASS:
+            takes, sends = self.peers[:-1], last
+        elif self.kind == FlowKind.EXCHANGE:
+            takes = sends = self.peers
+        else:
+            takes, sends = self.peers, self.peers if self.give_back else ()
+        combines = self.kind in (FlowKind.OWN, FlowKind.PASS, FlowKind.EXCHANGE)
+        into = int(Channel.CONTRIBUTE) if combines else channel
+        out = int(Channel.RESULT) if self.kind == FlowKind.OWN else channel
+        return {(False, p, into) for p in takes} | {(True, p, out) for p in sends}
+
 
 @dataclass(frozen=True)
 class Step:

@@ -8,16 +8,19 @@ which the choice changes; the executor finds a size's bucket without asking.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from hetccl.core.algorithms.common import Algorithm, Shared, needs_segments
 from hetccl.core.cost import Costs, CostTable
 from hetccl.core.plan import Plan
 from hetccl.core.simulate import Timeline, simulate
 from hetccl.core.topology import Topology
+from hetccl.errors import UnsupportedError
 from hetccl.types import DType, Op, RedOp
 
 __all__ = ["Choice", "Choices", "Selector", "measured_time", "predict", "stand_ins"]
@@ -39,7 +42,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Choices:
-    """`limits[i]` is the last size in bytes (as `count` in `Communicator.run`) of bucket i; the last bucket has none."""
+    """`limits[i]` is the last size in bytes (as `count` in `Communicator.run`) of bucket i; the last has none."""
 
     limits: tuple[int, ...]
     buckets: tuple[Choice, ...]
@@ -63,10 +66,10 @@ class Selector:
 
     def choices(self, op: Op) -> Choices:
         """Computed on the first call for a topology and a table; some tens of milliseconds."""
-        names = self.candidates(op)
         topology = self.costs.topology
         if len(topology.islands) == 1 or op not in MODEL_OPS:
-            return Choices((), (Choice(names[0]),))
+            return Choices((), (Choice(self._forced.get(op.label) or next(iter(self._algorithms[op]))),))
+        names = self.candidates(op)
         key = (topology.digest, self.costs.table.digest, op, names)
         found = _known.get(key)
         if found is None:
@@ -74,9 +77,17 @@ class Selector:
         return found
 
     def candidates(self, op: Op) -> tuple[str, ...]:
-        """Names of the algorithms that may be chosen."""
+        """Names of the algorithms that can be chosen on this topology."""
         forced = self._forced.get(op.label)
-        return (forced,) if forced else tuple(self._algorithms[op])
+        if forced:
+            return (forced,)
+        topology, shared = self.costs.topology, Shared(op, DType.FLOAT32, RedOp.SUM)
+        able = []
+        for name, make in self._algorithms[op].items():
+            with contextlib.suppress(UnsupportedError):
+                make(topology, shared, 0, None)
+                able.append(name)
+        return tuple(able)
 
 
 MODEL_OPS = (Op.ALL_REDUCE, Op.BROADCAST, Op.ALL_GATHER, Op.REDUCE_SCATTER)
@@ -141,13 +152,13 @@ class _Search:
             self.best(nbytes)
         for _ in range(2):  # where the choice changes, look closer
             known = sorted(self.seen)
-            for low, high in zip(known, known[1:], strict=False):
+            for low, high in pairwise(known):
                 if self.seen[low] != self.seen[high] and high > 2 * low:
                     self.best(math.isqrt(low * high))
         known = sorted(self.seen)
         limits: list[int] = []
         buckets = [self.seen[known[0]]]
-        for low, high in zip(known, known[1:], strict=False):
+        for low, high in pairwise(known):
             if self.seen[high] != buckets[-1] and len(buckets) < MOST_BUCKETS:
                 limits.append(math.isqrt(low * high))
                 buckets.append(self.seen[high])

@@ -2,8 +2,8 @@
 """Runs plans on the cost model instead of on a machine: when each step of each rank begins and ends.
 
 Lanes, waits, scratch and the meeting of an island's ranks are those of the executor. Messages share their rank's link
-each way; a combination overlaps with what arrives, chunk by chunk. Only some ranks need be there: messages of the others
-are taken to come as if they had begun with the one that waits for them.
+each way; a combination overlaps with what arrives, chunk by chunk. Only some ranks need be there: messages of the
+others are taken to come as if they had begun with the one that waits for them.
 """
 
 from __future__ import annotations
@@ -180,7 +180,8 @@ class _Run:
             lasts = self.costs.copy(rank.island, n)
         else:
             lasts = self.costs.combine(n * max(1, step.n_src))
-        self.end(rank, lane, index, segment, start, start + lasts, "copy" if step.kind == StepKind.COPY else "combine", n)
+        stage = "copy" if step.kind == StepKind.COPY else "combine"
+        self.end(rank, lane, index, segment, start, start + lasts, stage, n)
         return True
 
     def end(
@@ -225,7 +226,7 @@ class _Run:
     # ---- messages
 
     def send(self, rank: _Rank, peer: int, channel: int, n: int, ready: float, whole: float) -> float:
-        """A message whose first chunk can go at `ready` and whose last is there at `whole`. Returns when it has left."""
+        """A message whose first chunk can go at `ready`, whose last is there at `whole`. Returns when it has left."""
         path = self.costs.path(rank.rank, peer)
         lasts = n * path.beta + -(-n // self.chunk) * path.message
         begin = max(ready, rank.out)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+from hetccl.core.border import Border
 from hetccl.types import DType, RedOp
 
 __all__ = ["Island", "IslandLink", "Record", "Topology", "compute_topology"]
@@ -40,6 +41,7 @@ class Record:
     wire: tuple[int, int] = (1, 1)  # lowest and highest version spoken
     process: tuple[int, int] = (0, 0)  # different for every process, also where several have one pid
     calls: int = 0  # which optional calls the vendor's library has: bits ALL_TO_ALL, TRANSFER
+    tuning: str = ""  # digest of the rank's own tuning file
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -158,29 +160,23 @@ class Topology:
     def island_of(self, rank: int) -> Island:
         return self.islands[self.place(rank)[0]]
 
+    @cached_property
+    def border(self) -> Border:
+        """Who carries what between islands."""
+        return Border(self)
+
     def border_pairs(self) -> list[tuple[int, int]]:
         """Pairs of ranks that exchange border messages, lower rank first: all pairs in different islands that some
-        plan uses.
-
-        Shards of islands of n and m ranks meet in n + m - gcd(n, m) pairs; blocks enter an island at their rank's
-        number modulo the island's size; heads meet heads.
-        """
-        return sorted(
-            (min(p, q), max(p, q))
-            for a in self.islands
-            for b in self.islands[a.index + 1 :]
-            for p in a.ranks
-            for q in b.ranks
-            if self.linked(p, q)
-        )
+        plan uses."""
+        return sorted(self.border.pairs())
 
     def linked(self, p: int, q: int) -> bool:
         """Whether two ranks of different islands exchange border messages."""
-        (one, i), (other, j) = self.place(p), self.place(q)
-        n, m = self.islands[one].size, self.islands[other].size
-        shards = i * m < (j + 1) * n and j * n < (i + 1) * m  # [i/n, (i+1)/n) and [j/m, (j+1)/m) overlap
-        # a broadcast's root sends to the next island's head, whoever is root
-        return shards or i % m == j or j % n == i or i == 0 or j == 0
+        return self.border.linked(p, q)
+
+    def direct(self, a: int, b: int) -> bool:
+        """Whether ranks of two islands reach each other without a third island."""
+        return not self._links or self.link(a, b).direct
 
     @cached_property
     def digest(self) -> str:

@@ -31,7 +31,7 @@ from hetccl.core.yaml_keys import MAX_FILE, Document, Key, Wrong, a_rate, a_time
 from hetccl.errors import ConfigError
 from hetccl.types import Op
 
-__all__ = ["KEYS", "adopt", "load_tuning", "parse_tuning", "render_tuning"]
+__all__ = ["KEYS", "adopt", "load_tuning", "mismatch", "parse_tuning", "published", "render_tuning"]
 
 RATE, TIME = 'a rate, as in "8GB/s"', 'a time, as in "5us"'
 
@@ -136,6 +136,12 @@ def render_tuning(table: CostTable, heading: str = "") -> str:
         for algorithm, points in by.items():
             lines.append(f"    {algorithm}: {{{', '.join(f'{_bytes(n)}: {_us(t)}' for n, t in points)}}}")
     return "\n".join(lines) + "\n"
+
+
+def published(table: CostTable | None) -> dict[str, str]:
+    """Rank 0's table as it goes to the others."""
+    text = json.dumps((table or CostTable()).to_json())
+    return {"table": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def adopt(mine: CostTable | None, published: Mapping[str, Any], rank: int) -> CostTable:

@@ -20,7 +20,12 @@ from hetccl.testing.launch import run
 from hetccl.types import Op
 
 OPS = (Op.ALL_REDUCE, Op.BROADCAST, Op.ALL_GATHER, Op.REDUCE_SCATTER)
-MIXES = ("host@a:1,host@b:1,host@c:1", "host:2,sim-a:2", "sim-a:1,host:2,sim-a:1,sim-b:1", "host@a:2,host@b:1,host@c:1,sim-a:1")
+MIXES = (
+    "host@a:1,host@b:1,host@c:1",
+    "host:2,sim-a:2",
+    "sim-a:1,host:2,sim-a:1,sim-b:1",
+    "host@a:2,host@b:1,host@c:1,sim-a:1",
+)
 SEED = int(os.environ.get("HETCCL_TEST_SEED", "11"))
 TURNS = max(len(names) for op, names in ALGORITHMS.items() if op in OPS)
 
@@ -38,7 +43,7 @@ def body(rank: int, size: int, turn: int, seed: int) -> dict[str, Any]:
     faults: list[str] = []
     with hetccl.init() as comm:
         names = {op: comm.explain(op, 1000).algorithm for op in forced(turn)}
-        chosen = draw.sample(small, 120) + [c for op in OPS for c in draw.sample([x for x in large if x.op == op], 1)]
+        chosen = draw.sample(small, 60) + [c for op in OPS for c in draw.sample([x for x in large if x.op == op], 1)]
         for number, cell in enumerate(chosen):
             if cell.uneven:
                 fault = uneven.run_cell(comm, *cell[:4], rank, size, gaps=number % 3 == 0)
@@ -56,7 +61,8 @@ def body(rank: int, size: int, turn: int, seed: int) -> dict[str, Any]:
 @pytest.mark.parametrize("mix", MIXES)
 def test_a_forced_algorithm_gives_the_right_bits(mix: str, turn: int) -> None:
     wanted = forced(turn)
-    env = {"HETCCL_ALGORITHM": ",".join(f"{op}={name}" for op, name in wanted.items()), "HETCCL_SIM_SEGMENT_BYTES": "65536"}
+    words = ",".join(f"{op}={name}" for op, name in wanted.items())
+    env = {"HETCCL_ALGORITHM": words, "HETCCL_SIM_SEGMENT_BYTES": "65536"}
     for result in run(body, mix, timeout=120, env=env, args=(turn, SEED + turn)):
         assert not result["faults"], result["faults"]
         assert result["names"] == wanted
