@@ -21,10 +21,12 @@ from typing import Any
 from hetccl.core import described, registry
 from hetccl.core.config import Config
 from hetccl.core.control import Control, ControlListener
+from hetccl.core.cost import CostTable
 from hetccl.core.ranks import RankSpec, check_size, parse_ranks
 from hetccl.core.store import Store, StoreView
 from hetccl.core.topology import Record, Topology, compute_topology
 from hetccl.core.topology_file import TopologyFile
+from hetccl.core.tuning import adopt, load_tuning, mismatch, published
 from hetccl.errors import ConfigError, HetcclError, PeerLostError, UsageError
 from hetccl.native.handshake import WIRE_VERSIONS
 from hetccl.tables import CclTable, DeviceTable, TransportTable
@@ -61,6 +63,7 @@ class Joined:
     view: StoreView
     device_types: tuple[str, ...] = ("cpu",)
     device_index: int = 0
+    costs: CostTable = field(default_factory=CostTable)
     notes: list[str] = field(default_factory=list)
 
     def check(self) -> None:
@@ -134,6 +137,7 @@ def _join(
         from hetccl.core._shaping import shape
 
         tables = {name: shape(table, config.border_rate) for name, table in tables.items()}
+    tuning = load_tuning(config.tuning) if config.tuning else None
     listener = ControlListener()
     undo.append(listener.close)
     record = Record(
@@ -158,14 +162,16 @@ def _join(
         wire=WIRE_VERSIONS,
         calls=ccl.calls,
         topology=file.digest if file else "",
+        tuning=tuning.digest if tuning else "",
     )
     view.put(f"record/{rank}", json.dumps({"record": record.to_json(), "control": listener.local.name.hex()}).encode())
     if rank == 0:
-        blob = _publish(view, rank, size, config, listener, file)
+        blob = _publish(view, rank, size, config, listener, file, tuning)
     else:
         blob = json.loads(view.take("topology", "bootstrap", 0))
     topology = Topology.from_json(blob["topology"])
     records = [Record.from_json(r) for r in blob["records"]]
+    costs = adopt(tuning, blob["tuning"], rank)
     control = Control(rank, topology.host_ids, secret, job)
     undo.append(control.leave)
     control.join(listener, blob["control"][control.leader], blob["rank0"], deadline)
@@ -187,6 +193,7 @@ def _join(
         view,
         driver.torch_device_types,
         _device_index(driver, config),
+        costs,
     )
 
 
@@ -263,7 +270,13 @@ def _open_transports(transports: str | None, config: Config, request: TransportR
 
 
 def _publish(
-    view: StoreView, rank: int, size: int, config: Config, listener: ControlListener, file: TopologyFile | None
+    view: StoreView,
+    rank: int,
+    size: int,
+    config: Config,
+    listener: ControlListener,
+    file: TopologyFile | None,
+    tuning: CostTable | None,
 ) -> dict[str, Any]:
     """Rank 0: gathers the records, computes who is where and publishes it."""
     found = view.take_all({r: f"record/{r}" for r in range(size)}, "bootstrap")
@@ -273,6 +286,9 @@ def _publish(
     if low > high:
         versions = "; ".join(f"rank {r.rank} on {r.host}: {r.wire[0]} to {r.wire[1]}" for r in records)
         raise ConfigError(f"no wire version is spoken by all ranks ({versions}). Install matching versions of hetccl")
+    others = [r.rank for r in records if r.tuning and r.tuning != records[0].tuning]
+    if others:
+        raise ConfigError(mismatch(others, records[0].tuning), variable="HETCCL_TUNING")
     limits = [m for r in records for m in r.max_message.values()]
     chunk = min(limits) if limits else 65536
     if config.chunk_bytes:
@@ -292,6 +308,7 @@ def _publish(
         "records": [r.to_json() for r in records],
         "control": [a["control"] for a in answers],
         "rank0": rank0,
+        "tuning": published(tuning),
     }
     view.put("topology", json.dumps(blob).encode())
     return blob

@@ -88,7 +88,9 @@ class Communicator(Collectives):
         self._topology, self._control = joined.topology, joined.control
         # torch's words for the devices whose memory this rank's vendor takes directly, and which of them is ours
         self.device_types, self.device_index = joined.device_types, joined.device_index
-        self._planner = Planner(joined.topology, self.rank, config.algorithm, config.chunk_bytes, config.verify)
+        self._planner = Planner(
+            joined.topology, self.rank, config.algorithm, config.chunk_bytes, config.verify, joined.costs
+        )
         failures = Failures(
             joined.topology,
             self.rank,
@@ -97,7 +99,7 @@ class Communicator(Collectives):
             joined.control.state,
         )
         self._packing = Packing(joined.device)
-        self._core = Core(self.rank, self.size, self._planner.plan, failures, self.timeout)
+        self._core = Core(self.rank, self.size, self._planner, failures, self.timeout)
         island = joined.topology.island_of(self.rank)
         here = joined.topology.host_ids
         turns = {r: joined.records[r].process for r in island.ranks}
@@ -107,7 +109,7 @@ class Communicator(Collectives):
             len(joined.control.local_ranks), config.check != "off",
         )  # fmt: skip
         control = joined.control
-        self._core.set_shared(joined.topology.chunk_bytes, self._planner.small_bytes, control.address, control.owner)
+        self._core.set_shared(joined.topology.chunk_bytes, control.address, control.owner)
         for table in joined.tables.values():
             self._core.add_transport(table)
         self._endpoints: dict[int, tuple[str, int]] = {}

@@ -47,6 +47,7 @@ class Config:
     home: str = ""
     device: int | None = None
     algorithm: dict[str, str] = field(default_factory=dict)
+    tuning: str = ""
     chunk_bytes: int | None = None
     store: str = ""
     verify: str = "first"
@@ -334,8 +335,16 @@ VARIABLES: tuple[Variable, ...] = (
         "HETCCL_ALGORITHM",
         'op=name pairs separated by commas, as in "all_reduce=owners"',
         "",
-        "Forces algorithms, e.g. all_reduce=owners (bandwidth) or all_reduce=exchange (latency).",
+        "Forces algorithms, e.g. all_reduce=owners (bandwidth) or all_reduce=exchange (latency). Unset: the one that "
+        "the cost model says takes least time.",
         _algorithm,
+    ),
+    Variable(
+        "HETCCL_TUNING",
+        "path of a tuning file",
+        "",
+        "What paths and libraries cost, as `hetccl tune` measured it. Rank 0's table is adopted by all; a rank that "
+        "names another one is refused.",
     ),
     Variable("HETCCL_CHUNK_BYTES", "4K to 1G", "", "Forces the size of one wire message.", _chunk),
     Variable(

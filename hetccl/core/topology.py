@@ -42,6 +42,7 @@ class Record:
     process: tuple[int, int] = (0, 0)  # different for every process, also where several have one pid
     calls: int = 0  # which optional calls the vendor's library has: bits ALL_TO_ALL, TRANSFER
     topology: str = ""  # digest of the topology file that this rank was given
+    tuning: str = ""  # digest of the rank's own tuning file
 
     def to_json(self) -> dict[str, Any]:
         return {
