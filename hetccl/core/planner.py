@@ -59,7 +59,7 @@ class Planner:
         self.topology = topology
         self.rank = rank
         self.forced = forced
-        self.gate = Gate(topology, verify)
+        self.gate = Gate(topology, verify, rank)
         self.small_bytes = SMALL_BYTES if all(i.size == 1 for i in topology.islands) else SMALL_BYTES_WITH_ISLANDS
         for op, name in forced.items():
             known = {o.label: sorted(a) for o, a in ALGORITHMS.items()}
@@ -78,7 +78,7 @@ class Planner:
         shared = Shared(Op(op), DType(dtype), RedOp(redop), root, counts=counts)
         self._check(shared)
         algorithm = self._algorithm(shared, small)
-        self.gate.check(shared, algorithm)
+        self.gate.check(shared, algorithm, places)
         return algorithm(self.topology, shared, self.rank, places)
 
     def explain(

@@ -21,7 +21,7 @@ from hetccl.core.verify.values import Content
 if TYPE_CHECKING:
     from hetccl.core.verify.machine import Machine, Proc, Rank, Where
 
-__all__ = ["COMBINING", "Channels", "contributors", "flow_clash", "start_flow"]
+__all__ = ["COMBINING", "Channels", "contributors", "flow_clash", "parts_of", "start_flow"]
 
 COMBINING = (FlowKind.OWN, FlowKind.PASS, FlowKind.EXCHANGE)
 Waits = Generator[tuple[Any, ...], None, None]
@@ -104,6 +104,12 @@ def flow_clash(flows: Sequence[Flow], earlier: int, later: int) -> str | None:
         f"flows {earlier} and {later} both {way} rank {peer} on channel {channel} at once: which message comes first "
         "is left to chance"
     )
+
+
+def parts_of(flow: Flow) -> int:
+    """Things that a flow does without waiting for each other: `start_flow` makes a process of each."""
+    alone = {FlowKind.SEND: 1, FlowKind.RECV: 1, FlowKind.FORWARD: 2, FlowKind.PASS: 2}
+    return alone.get(flow.kind, 1 + len(flow.peers))
 
 
 def start_flow(
