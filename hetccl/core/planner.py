@@ -83,7 +83,7 @@ class Planner:
         self.topology = topology
         self.rank = rank
         self.forced = forced
-        self.gate = Gate(topology, verify)
+        self.gate = Gate(topology, verify, rank)
         self.selector = Selector(topology, table or CostTable(), ALGORITHMS, forced)
         for op, name in forced.items():
             known = {o.label: sorted(a) for o, a in ALGORITHMS.items()}
@@ -109,7 +109,7 @@ class Planner:
         choice = choices.of(_mean_bytes(shared, self.topology.size)) if counts else choices.buckets[bucket]
         shared = replace(shared, segment_bytes=choice.segment_bytes)
         algorithm = self._algorithm(shared, choice.algorithm)
-        self.gate.check(shared, algorithm)
+        self.gate.check(shared, algorithm, places)
         return algorithm(self.topology, shared, self.rank, places)
 
     def explain(
