@@ -300,16 +300,10 @@ cdef class Core:
         """True if a call of a vendor library without abort was left behind: the process must leave by os._exit."""
         return bool(self.c.lane_abandoned)
 
-    def counters(self):
-        cdef int i
-        return {"vendor_calls": [self.c.vendor_calls[i] for i in range(7)], "border_sent": self.c.border_sent,
-                "staged_bytes": self.c.staged_bytes}
-
-    def board_calls(self):
-        """What each rank of this host called last: (rank, op, dtype, redop, root, count, sequence)."""
-        cdef hx_entry *e = self.c.board.entry if self.c.board != NULL else NULL
-        return [(r, e[r].now.op, e[r].now.dtype, e[r].now.redop, e[r].now.root, e[r].now.count, e[r].now.sequence)
-                for r in range(self.c.size if e != NULL else 0)]
+    @property
+    def address(self):
+        """Of the C half, for `_state`."""
+        return <uintptr_t>self.c
 
     @property
     def aborted_by(self):

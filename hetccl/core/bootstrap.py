@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hetccl.core import registry
@@ -24,6 +24,7 @@ from hetccl.core.control import Control, ControlListener
 from hetccl.core.ranks import RankSpec, check_size, parse_ranks
 from hetccl.core.store import Store, StoreView
 from hetccl.core.topology import Record, Topology, compute_topology
+from hetccl.core.vendor_comms import VendorComms
 from hetccl.errors import ConfigError, HetcclError, PeerLostError, UsageError
 from hetccl.native.handshake import WIRE_VERSIONS
 from hetccl.tables import CclTable, DeviceTable, TransportTable
@@ -34,7 +35,8 @@ __all__ = ["Joined", "join"]
 
 log = logging.getLogger("hetccl.bootstrap")
 
-PLANNER_VERSION = 1
+PLANNER_VERSION = 2
+NAN_PROPAGATES, MULTI_COMM = 8, 16  # of HETCCL_CCL_*
 _PROCESS = secrets.randbits(48)  # a forked child has another pid
 _generation: Counter[str] = Counter()
 _vendors: dict[tuple[str, int], Vendor] = {}  # the library of a rank stays open for the life of the process
@@ -50,17 +52,16 @@ class Joined:
     vendor: Vendor
     device: DeviceTable
     ccl: CclTable
-    ccl_comm: int
+    comms: VendorComms
     transports: list[Transport]
     tables: dict[str, TransportTable]
     control: Control
-    key: str
     secret_from_store: bool
     deadline: float
     view: StoreView
+    combine: str = "auto"  # HETCCL_COMBINE of rank 0
     device_types: tuple[str, ...] = ("cpu",)
     device_index: int = 0
-    notes: list[str] = field(default_factory=list)
 
     def check(self) -> None:
         """Raises if waiting for the others has become vain: one could not join, or has died."""
@@ -152,33 +153,34 @@ def _join(
         max_message={n: t.max_message for n, t in tables.items()},
         process=(_PROCESS, os.getpid()),
         wire=WIRE_VERSIONS,
-        calls=ccl.calls,
+        calls=ccl.calls | bool(ccl.caps & MULTI_COMM) << 2 | bool(ccl.caps & NAN_PROPAGATES) << 3,
     )
     view.put(f"record/{rank}", json.dumps({"record": record.to_json(), "control": listener.local.name.hex()}).encode())
     blob = (
         _publish(view, rank, size, config, listener) if rank == 0 else json.loads(view.take("topology", "bootstrap", 0))
     )
-    topology = Topology.from_json(blob["topology"])
+    topology, combine = Topology.from_json(blob["topology"]), _agreed(blob["combine"], config.combine, rank)
     records = [Record.from_json(r) for r in blob["records"]]
     control = Control(rank, topology.host_ids, secret, job)
     undo.append(control.leave)
     control.join(listener, blob["control"][control.leader], blob["rank0"], deadline)
     listener.close()
-    ccl_comm = _island_comm(view, vendor, topology, rank, deadline)
+    comms = VendorComms(ccl)
+    comms.join(view, vendor, topology, rank, deadline, groups=combine == "border")
     return Joined(
         topology,
         records,
         vendor,
         device,
         ccl,
-        ccl_comm,
+        comms,
         opened,
         tables,
         control,
-        f"{name}/{_generation[name]}",
         from_store,
         deadline,
         view,
+        combine,
         driver.torch_device_types,
         _device_index(driver, config),
     )
@@ -275,22 +277,18 @@ def _publish(view: StoreView, rank: int, size: int, config: Config, listener: Co
         "records": [r.to_json() for r in records],
         "control": [a["control"] for a in answers],
         "rank0": rank0,
+        "combine": config.combine,
     }
     view.put("topology", json.dumps(blob).encode())
     return blob
 
 
-def _island_comm(view: StoreView, vendor: Vendor, topology: Topology, rank: int, deadline: float) -> int:
-    """Joins the vendor's communicator of my island. An island of one rank needs none."""
-    island = topology.island_of(rank)
-    if island.size == 1:
-        return 0
-    key = f"island/{island.index}"
-    if rank == island.ranks[0]:
-        unique_id = vendor.new_id()
-        view.put(key, unique_id)
-    else:
-        unique_id = view.take(key, "island", island.ranks[0])
-    vendor.local_ranks = topology.host_ids.count(topology.host_ids[rank])
-    left = max(1.0, deadline - time.monotonic())
-    return vendor.create_comm(island.ranks.index(rank), island.size, unique_id, left)
+def _agreed(rank0: str, mine: str, rank: int) -> str:
+    """HETCCL_COMBINE, which all ranks must follow alike: rank 0's. Raises `ConfigError` if this rank says otherwise."""
+    if mine not in ("auto", rank0):
+        raise ConfigError(
+            f"HETCCL_COMBINE={mine} on rank {rank}, but {rank0} on rank 0: set the same everywhere, or on rank 0 alone",
+            variable="HETCCL_COMBINE",
+            value=mine,
+        )
+    return rank0

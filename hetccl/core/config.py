@@ -50,6 +50,7 @@ class Config:
     chunk_bytes: int | None = None
     store: str = ""
     verify: str = "first"
+    combine: str = "auto"
     socket_ifname: str = ""
     border_rate: int = 0
 
@@ -340,6 +341,15 @@ VARIABLES: tuple[Variable, ...] = (
         "first",
         "When plans are proved correct. Reserved.",
         _one_of("first", "always", "off"),
+    ),
+    Variable(
+        "HETCCL_COMBINE",
+        "device, border, host or auto",
+        "auto",
+        "Who combines what comes from other islands: the device's own kernel, the vendor's library on a communicator "
+        "of as many ranks as there are contributions, or the host. auto: the cheapest that can. Rank 0's setting "
+        "holds for all.",
+        _one_of("device", "border", "host", "auto"),
     ),
     Variable(
         "HETCCL_SOCKET_IFNAME",

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hetccl.core.algorithms import (
     all_gather,
     all_reduce,
@@ -18,6 +20,7 @@ from hetccl.core.explain import Explanation, border_bound, describe_steps
 from hetccl.core.plan import Plan
 from hetccl.core.topology import Topology
 from hetccl.core.verify.gate import Gate
+from hetccl.core.ways import Ways
 from hetccl.errors import ConfigError, UnsupportedError, UsageError
 from hetccl.native.combine import can_combine
 from hetccl.types import DType, Op, RedOp
@@ -58,8 +61,10 @@ class Planner:
         forced: dict[str, str],
         segment_bytes: int | None = None,
         verify: str = "first",
+        combine: str = "auto",
     ) -> None:
         self.topology = topology
+        self.ways = Ways(topology, combine)
         self.rank = rank
         self.forced = forced
         self.gate = Gate(topology, verify)
@@ -77,11 +82,16 @@ class Planner:
     def plan(self, op: int, dtype: int, redop: int, root: int, small: bool, shape: Shape | None = None) -> Plan:
         """This rank's plan, proved together with those of all ranks. Raises `UnsupportedError` if no path can do it and
         `InternalError` if the proof fails, both before any traffic."""
+        if op == Op.BARRIER:
+            return self._barrier()
         counts, places = shape or ((), None)
         shared = Shared(Op(op), DType(dtype), RedOp(redop), root, counts=counts)
         self._check(shared)
         algorithm = self._algorithm(shared, small)
-        if shared.op in PROVED and not counts and shared.redop != RedOp.PREMUL_SUM:
+        if shared.op in REDUCING:
+            algorithm = self.ways.apply(algorithm, shared)
+        proved = shared.op in PROVED and self.ways.wanted != "border"
+        if proved and not counts and shared.redop != RedOp.PREMUL_SUM:
             self.gate.check(shared, lambda topology, what, rank: algorithm(topology, what, rank, None))
         return algorithm(self.topology, shared, self.rank, places)
 
@@ -99,6 +109,10 @@ class Planner:
         shared = Shared(op, dtype, redop, root, counts=counts)
         self._check(shared)
         algorithm = self._algorithm(shared, op == Op.ALL_REDUCE and nbytes <= self.small_bytes)
+        combined_by = "nobody"
+        if op in REDUCING:
+            combined_by = self.ways.describe(algorithm, shared)
+            algorithm = self.ways.apply(algorithm, shared)
         count = 1 if counts else nbytes // dtype.itemsize
         mine = algorithm(self.topology, shared, self.rank, None)
         border = sum(
@@ -113,7 +127,7 @@ class Planner:
             redop=redop.label if op in REDUCING else "",
             algorithm=mine.algorithm,
             plan_class=mine.plan_class,
-            combined_by="vendor's library" if len(self.topology.islands) == 1 else "host",
+            combined_by=combined_by,
             islands=[f"{i.name}, ranks {', '.join(map(str, i.ranks))}" for i in self.topology.islands],
             paths=paths,
             steps=describe_steps(mine),
@@ -123,12 +137,35 @@ class Planner:
             staged=not island.host_memory,
         )
 
+    def _barrier(self) -> Plan:
+        """An all_reduce of next to nothing, whatever is forced for real ones."""
+        shared = Shared(Op.ALL_REDUCE, DType.INT32, RedOp.SUM)
+        algorithm = all_reduce.island if len(self.topology.islands) == 1 else all_reduce.exchange
+        self.gate.check(shared, lambda topology, what, rank: algorithm(topology, what, rank, None))
+        return replace(algorithm(self.topology, shared, self.rank, None), op=Op.BARRIER)
+
     def _algorithm(self, shared: Shared, small: bool) -> Algorithm:
         if shared.op == Op.ALL_REDUCE and len(self.topology.islands) == 1:
             return all_reduce.island
         name = self.forced.get(shared.op.label) or ("exchange" if small else "owners")
         choices = ALGORITHMS[shared.op]
-        return choices.get(name) or next(iter(choices.values()))
+        algorithm = choices.get(name) or next(iter(choices.values()))
+        return self._combinable(shared, algorithm) if shared.op in REDUCING else algorithm
+
+    def _combinable(self, shared: Shared, algorithm: Algorithm) -> Algorithm:
+        """The algorithm, or another where HETCCL_COMBINE forces a way to combine that it has no place for."""
+        wrong = self.ways.fits(algorithm, shared)
+        if not wrong:
+            return algorithm
+        if shared.op.label not in self.forced:
+            for other in ALGORITHMS[shared.op].values():
+                if not self.ways.fits(other, shared):
+                    return other
+        raise UnsupportedError(
+            f"HETCCL_COMBINE={self.ways.wanted} cannot be used with {shared.op.label} by "
+            f"{self.forced.get(shared.op.label, 'any algorithm')}: {wrong}. Force only one of HETCCL_COMBINE and "
+            "HETCCL_ALGORITHM"
+        )
 
     def _check(self, shared: Shared) -> None:
         if shared.op not in ALGORITHMS:

@@ -201,14 +201,12 @@ int hx_streamed_progress(hx_comm *c)
         hx_fail(c, rc, text);
         return 1;
     }
-    if (c->ccl_comm) {
-        rc = c->ccl->async_error(c->ccl_ctx, c->ccl_comm);
-        if (rc > HETCCL_IN_PROGRESS && rc != HETCCL_UNSUPPORTED) {
-            char text[HX_TEXT];
-            snprintf(text, sizeof text, "the vendor's library reports: %s", c->ccl->last_error(c->ccl_ctx));
-            hx_fail(c, rc, text);
-            return 1;
-        }
+    rc = hx_async_error(c);
+    if (rc > HETCCL_IN_PROGRESS && rc != HETCCL_UNSUPPORTED) {
+        char text[HX_TEXT];
+        snprintf(text, sizeof text, "the vendor's library reports: %s", c->ccl->last_error(c->ccl_ctx));
+        hx_fail(c, rc, text);
+        return 1;
     }
     return moved;
 }
