@@ -153,7 +153,7 @@ cdef extern from "executor.h" nogil:
         int32_t *island_ranks
         int32_t n_island_local
         int32_t turn_before
-        int32_t turn_after
+        int32_t ordered
         int host_memory
         int streaming
         void *stream

@@ -57,7 +57,7 @@ cdef class Core:
             hx_comm_free(self.c)
 
     def set_device(self, DeviceTable device, CclTable ccl, uintptr_t ccl_comm, int island_rank, list local_mates,
-                   int local_ranks, bint check):
+                   int local_ranks, bint check, bint ordered):
         """Device and vendor library; `local_mates`: ranks of the island, this one too, that share the board, in turn."""
         cdef int i
         self.keep += [device, ccl]
@@ -71,7 +71,7 @@ cdef class Core:
         for i, rank in enumerate(local_mates):
             self.c.island_ranks[i] = rank
         i = local_mates.index(self.c.rank)
-        self.c.turn_before, self.c.turn_after = local_mates[i - 1] if i else -1, i + 1 < len(local_mates)
+        self.c.turn_before, self.c.ordered = local_mates[i - 1] if i else -1, ordered
         self.c.pauses, self.c.check = hetccl_wait_pauses(local_ranks), check
         device.ops.bind_thread(device.ctx)
         if not self.c.host_memory:

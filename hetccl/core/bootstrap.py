@@ -25,7 +25,7 @@ from hetccl.core.ranks import RankSpec, check_size, parse_ranks
 from hetccl.core.store import Store, StoreView
 from hetccl.core.topology import Record, Topology, compute_topology
 from hetccl.core.vendor_comms import VendorComms
-from hetccl.errors import ConfigError, HetcclError, PeerLostError, UsageError
+from hetccl.errors import ConfigError, HetcclError, PeerLostError, UnsupportedError, UsageError
 from hetccl.native.handshake import WIRE_VERSIONS
 from hetccl.tables import CclTable, DeviceTable, TransportTable
 from hetccl.transports.base import Transport, TransportRequest
@@ -59,7 +59,8 @@ class Joined:
     secret_from_store: bool
     deadline: float
     view: StoreView
-    combine: str = "auto"  # HETCCL_COMBINE of rank 0
+    combine: str = "auto"  # HETCCL_COMBINE and HETCCL_ORDER of rank 0
+    order: str = "program"
     device_types: tuple[str, ...] = ("cpu",)
     device_index: int = 0
 
@@ -159,7 +160,10 @@ def _join(
     blob = (
         _publish(view, rank, size, config, listener) if rank == 0 else json.loads(view.take("topology", "bootstrap", 0))
     )
-    topology, combine = Topology.from_json(blob["topology"]), _agreed(blob["combine"], config.combine, rank)
+    topology = Topology.from_json(blob["topology"])
+    combine = _agreed("HETCCL_COMBINE", blob["combine"], config.combine, "auto", rank)
+    order = _agreed("HETCCL_ORDER", blob["order"], config.order, "program", rank)
+    _check_order(order, topology)
     records = [Record.from_json(r) for r in blob["records"]]
     control = Control(rank, topology.host_ids, secret, job)
     undo.append(control.leave)
@@ -181,6 +185,7 @@ def _join(
         deadline,
         view,
         combine,
+        order,
         driver.torch_device_types,
         _device_index(driver, config),
     )
@@ -278,17 +283,31 @@ def _publish(view: StoreView, rank: int, size: int, config: Config, listener: Co
         "control": [a["control"] for a in answers],
         "rank0": rank0,
         "combine": config.combine,
+        "order": config.order,
     }
     view.put("topology", json.dumps(blob).encode())
     return blob
 
 
-def _agreed(rank0: str, mine: str, rank: int) -> str:
-    """HETCCL_COMBINE, which all ranks must follow alike: rank 0's. Raises `ConfigError` if this rank says otherwise."""
-    if mine not in ("auto", rank0):
+def _agreed(variable: str, rank0: str, mine: str, default: str, rank: int) -> str:
+    """A setting that all ranks must follow alike: rank 0's. Raises `ConfigError` if this rank says otherwise."""
+    if mine not in (default, rank0):
         raise ConfigError(
-            f"HETCCL_COMBINE={mine} on rank {rank}, but {rank0} on rank 0: set the same everywhere, or on rank 0 alone",
-            variable="HETCCL_COMBINE",
+            f"{variable}={mine} on rank {rank}, but {rank0} on rank 0: set the same everywhere, or on rank 0 alone",
+            variable=variable,
             value=mine,
         )
     return rank0
+
+
+def _check_order(order: str, topology: Topology) -> None:
+    """Ranks take turns through the memory of their host."""
+    for island in topology.islands:
+        hosts = sorted({topology.hosts[r] for r in island.ranks})
+        if order == "island" and len({topology.host_ids[r] for r in island.ranks}) > 1:
+            raise UnsupportedError(
+                f"HETCCL_ORDER=island: island {island.index} ({island.name}) lies on several hosts "
+                f"({', '.join(hosts)}), but takes turns through the memory of one. Use overlapping communicators in "
+                "one order on all ranks (HETCCL_ORDER=program), or make islands of one host each with "
+                "labels in HETCCL_RANKS"
+            )

@@ -102,7 +102,7 @@ class Communicator(Collectives):
         mates = sorted((r for r in island.ranks if here[r] == here[self.rank]), key=lambda r: turns[r])
         self._core.set_device(
             joined.device, joined.ccl, joined.comms.island, island.ranks.index(self.rank), mates,
-            len(joined.control.local_ranks), config.check != "off",
+            len(joined.control.local_ranks), config.check != "off", joined.order == "island",
         )  # fmt: skip
         _state.set_groups(self._core.address, joined.comms.groups)
         control = joined.control

@@ -287,8 +287,9 @@ static int lane_step(hx_work *w, int lane, int inline_calls)
         } else if (is_vendor(s)) {
             size_t n;
             hx_address(w, &s->len, segment, &n);
-            int here = c->streaming || n == 0 || (inline_calls && (n * hetccl_dtype_size(w->plan->dtype) <= HX_INLINE_BYTES ||
-                                                                  (c->ccl->caps & HETCCL_CCL_ABORT)));
+            int in_turn = hx_in_turn(c);    /* then the call may wait for other ranks */
+            int small = n * hetccl_dtype_size(w->plan->dtype) <= HX_INLINE_BYTES || (c->ccl->caps & HETCCL_CCL_ABORT);
+            int here = n == 0 || (c->streaming ? !in_turn || inline_calls : inline_calls && small);
             if (!here) {
                 rc = hx_lane_post(c, w, s, segment);
                 if (rc == HETCCL_OK) {

@@ -133,7 +133,8 @@ typedef struct hx_comm {
     int32_t n_transports;
     hx_board *board;
     uint32_t meets, turns;
-    int32_t turn_before, turn_after;   /* the rank whose process is taken before mine, -1: none; whether another follows */
+    int32_t turn_before;               /* the rank whose process is taken before mine, -1: none */
+    int32_t ordered;                   /* HETCCL_ORDER=island: calls that only enqueue are taken in turn, too */
     /* scratch, grown between works */
     hx_sum sums[HX_SUMS];
     void *sum_stream;
@@ -244,10 +245,16 @@ void hx_flows_begin(hx_work *w, const hx_step *s, int64_t segment);
 int hx_flows_progress(hx_work *w, const hx_step *s, int *moved);   /* HETCCL_OK when all are done */
 
 /* ---- turns.c */
-/* Takes this process for a call of a library that makes one at a time, after a meeting. Blocks until the ranks before have
- * theirs and no other call runs here, at most up to the work's deadline; *who: for whom it waited, -1: for another call. */
+/* Whether this communicator's calls are taken in turn. */
+static inline int hx_in_turn(const hx_comm *c)
+{
+    return c->board && c->n_island_local > 1 && (c->streaming ? c->ordered : (c->ccl->caps & HETCCL_CCL_ONE_AT_A_TIME) != 0);
+}
+/* Takes this process for a call, after a meeting. Blocks until the ranks before have theirs and no other call runs here, at
+ * most up to the work's deadline; *who: for whom it waited, -1: for another call. Give is called only after a good take; where
+ * the call only enqueues, it blocks until all ranks have taken theirs. */
 int hx_turn_take(hx_comm *c, const hx_work *w, int *who);
-void hx_turn_give(void);
+int hx_turn_give(hx_comm *c, const hx_work *w, int *who);
 void hx_turns_after_fork(void);
 
 /* ---- lane.c */

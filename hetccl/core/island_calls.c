@@ -21,9 +21,8 @@ int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
         a.count = n * hetccl_dtype_size(a.dtype);
         a.dtype = HETCCL_UINT8;
     }
-    int in_turn = !c->streaming && c->board && c->n_island_local > 1 && (c->ccl->caps & HETCCL_CCL_ONE_AT_A_TIME);
+    int in_turn = hx_in_turn(c), who = -1;
     if (in_turn || (!c->streaming && c->check && c->board && c->n_island_local > 1)) {
-        int who = -1;
         hx_call call = {w->plan->op, w->plan->dtype, w->plan->redop, w->plan->root, w->count, w->sequence, w->fingerprint};
         int rc = hx_board_meet(c->board, c->rank, c->island_ranks, c->n_island_local, ++c->meets, &call, c->pauses,
                                w->deadline_ns, &c->aborted, &who);
@@ -51,8 +50,15 @@ int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
         atomic_fetch_add_explicit(&c->group_calls, (uint64_t)takes_part, memory_order_relaxed);
     }
     int rc = takes_part ? call_of[s->kind](c->ccl_ctx, &a) : HETCCL_OK;
-    if (in_turn)
-        hx_turn_give();
+    if (in_turn) {
+        int given = hx_turn_give(c, w, &who);
+        if (rc == HETCCL_OK && given != HETCCL_OK) {
+            c->fail_ranks[0] = who;
+            c->n_fail_ranks = who >= 0;
+            snprintf(w->text, sizeof w->text, "island");
+            return given;
+        }
+    }
     atomic_fetch_add_explicit(&c->vendor_calls[s->kind], (uint64_t)takes_part, memory_order_relaxed);
     if (rc != HETCCL_OK)
         snprintf(w->text, sizeof w->text, "%s", c->ccl->last_error(c->ccl_ctx));

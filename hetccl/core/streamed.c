@@ -91,7 +91,7 @@ static int nothing_queued(hx_comm *c, hx_work *w)
 int hx_enqueue(hx_comm *c, hx_work *w, int asynchronous)
 {
     int class = HOST_DRIVEN, rc = HETCCL_OK;
-    if (c->streaming && !c->host_memory && w->has_caller && !w->user_in && !w->user_out)
+    if (c->streaming && !hx_in_turn(c) && !c->host_memory && w->has_caller && !w->user_in && !w->user_out)
         class = class_of(w->plan);
     if (class == HOST_DRIVEN || !take_driver(c))
         return HETCCL_IN_PROGRESS;
