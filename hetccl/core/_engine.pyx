@@ -56,7 +56,7 @@ cdef class Core:
             hx_comm_free(self.c)
 
     def set_device(self, DeviceTable device, CclTable ccl, uintptr_t ccl_comm, int island_rank, list local_mates,
-                   int local_ranks, bint check):
+                   int local_ranks, bint check, bint ordered):
         """Device and vendor library; `local_mates`: ranks of the island, this one too, that share the board, in turn."""
         cdef int i
         self.keep += [device, ccl]
@@ -70,7 +70,7 @@ cdef class Core:
         for i, rank in enumerate(local_mates):
             self.c.island_ranks[i] = rank
         i = local_mates.index(self.c.rank)
-        self.c.turn_before, self.c.turn_after = local_mates[i - 1] if i else -1, i + 1 < len(local_mates)
+        self.c.turn_before, self.c.ordered = local_mates[i - 1] if i else -1, ordered
         self.c.pauses, self.c.check = hetccl_wait_pauses(local_ranks), check
         device.ops.bind_thread(device.ctx)
         if not self.c.host_memory:
@@ -299,16 +299,10 @@ cdef class Core:
         """True if a call of a vendor library without abort was left behind: the process must leave by os._exit."""
         return bool(self.c.lane_abandoned)
 
-    def counters(self):
-        cdef int i
-        return {"vendor_calls": [self.c.vendor_calls[i] for i in range(7)], "border_sent": self.c.border_sent,
-                "staged_bytes": self.c.staged_bytes}
-
-    def board_calls(self):
-        """What each rank of this host called last: (rank, op, dtype, redop, root, count, sequence)."""
-        cdef hx_entry *e = self.c.board.entry if self.c.board != NULL else NULL
-        return [(r, e[r].now.op, e[r].now.dtype, e[r].now.redop, e[r].now.root, e[r].now.count, e[r].now.sequence)
-                for r in range(self.c.size if e != NULL else 0)]
+    @property
+    def address(self):
+        """Of the C half, for `_state`."""
+        return <uintptr_t>self.c
 
     @property
     def aborted_by(self):

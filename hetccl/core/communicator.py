@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hetccl.core import lifecycle, log, registry
+from hetccl.core import _state, lifecycle, log, registry
 from hetccl.core._engine import Core, Work
 from hetccl.core.arguments import number, redop, same_size
 from hetccl.core.bootstrap import join
@@ -89,12 +89,12 @@ class Communicator(Collectives):
         # torch's words for the devices whose memory this rank's vendor takes directly, and which of them is ours
         self.device_types, self.device_index = joined.device_types, joined.device_index
         self._planner = Planner(
-            joined.topology, self.rank, config.algorithm, config.chunk_bytes, config.verify, joined.costs
+            joined.topology, self.rank, config.algorithm, config.chunk_bytes, config.verify, joined.costs, joined.combine,
         )
         failures = Failures(
             joined.topology,
             self.rank,
-            lambda: self._core.board_calls(),
+            lambda: _state.board_calls(self._core.address),
             lambda: self._core.aborted_by,
             joined.control.state,
         )
@@ -105,9 +105,10 @@ class Communicator(Collectives):
         turns = {r: joined.records[r].process for r in island.ranks}
         mates = sorted((r for r in island.ranks if here[r] == here[self.rank]), key=lambda r: turns[r])
         self._core.set_device(
-            joined.device, joined.ccl, joined.ccl_comm, island.ranks.index(self.rank), mates,
-            len(joined.control.local_ranks), config.check != "off",
+            joined.device, joined.ccl, joined.comms.island, island.ranks.index(self.rank), mates,
+            len(joined.control.local_ranks), config.check != "off", joined.order == "island",
         )  # fmt: skip
+        _state.set_groups(self._core.address, joined.comms.groups)
         control = joined.control
         self._core.set_shared(joined.topology.chunk_bytes, control.address, control.owner)
         for table in joined.tables.values():
@@ -167,7 +168,7 @@ class Communicator(Collectives):
         """Returns when all ranks have called it."""
         token = self._take(bytearray(4), True, "token")
         token.dtype, token.count = DType.INT32, 1
-        return self._collective(Op.ALL_REDUCE, token, token, 1, RedOp.SUM, 0, async_op, timeout, 0)
+        return self._collective(Op.BARRIER, token, token, 1, RedOp.SUM, 0, async_op, timeout, 0)
 
     # ---- point to point
 
@@ -254,8 +255,7 @@ class Communicator(Collectives):
 
     def stats(self) -> dict[str, Any]:
         """Counters of this rank since the communicator was made."""
-        names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "transfer")
-        raw = self._core.counters()
+        raw = _state.counters(self._core.address)
         path_bytes: dict[str, int] = {}
         border = 0
         for peer, (name, endpoint) in self._endpoints.items():
@@ -266,7 +266,9 @@ class Communicator(Collectives):
         return {
             "operations": {Op(op).label: n for op, n in self._core.operations.items()},
             "vendor": self._joined.vendor.name,
-            "vendor_calls": dict(zip(names, raw["vendor_calls"], strict=True)),
+            "vendor_calls": raw["vendor_calls"],
+            "group_calls": raw["group_calls"],
+            "device_sums": raw["device_sums"],
             "path_bytes": path_bytes,
             "border_bytes": border,
             "staged_bytes": raw["staged_bytes"],
@@ -402,11 +404,10 @@ class Communicator(Collectives):
         lifecycle.forget(self, abandoned)
         self._control.leave()
         self._connector.close()
-        if joined.ccl_comm and not abandoned:
-            # a blocking destroy would wait for ranks that are gone
-            if core.failed:
-                joined.ccl.abort(joined.ccl_comm) if joined.ccl.caps & 2 else None
-            joined.ccl.destroy(joined.ccl_comm)
+        if not abandoned:
+            if core.failed:  # a blocking destroy would wait for ranks that are gone
+                joined.comms.abort()
+            joined.comms.destroy()
         for r, record in enumerate(joined.records):  # also of other vendors: there may be no survivor of that one
             if joined.control.state(r) == 2 and record.host_id == joined.records[self.rank].host_id:
                 with contextlib.suppress(HetcclError):  # that vendor's plug-in is not installed here
