@@ -38,7 +38,6 @@ cdef class Core:
     cdef readonly PlanCache cache
     cdef object failure
     cdef list keep
-    cdef size_t small_bytes
     cdef readonly dict operations
     cdef public double timeout  # seconds, of operations that name none
     cdef bint closed, forked
@@ -57,7 +56,7 @@ cdef class Core:
             hx_comm_free(self.c)
 
     def set_device(self, DeviceTable device, CclTable ccl, uintptr_t ccl_comm, int island_rank, list local_mates,
-                   int local_ranks, bint check):
+                   int local_ranks, bint check, bint ordered):
         """Device and vendor library; `local_mates`: ranks of the island, this one too, that share the board, in turn."""
         cdef int i
         self.keep += [device, ccl]
@@ -71,15 +70,15 @@ cdef class Core:
         for i, rank in enumerate(local_mates):
             self.c.island_ranks[i] = rank
         i = local_mates.index(self.c.rank)
-        self.c.turn_before, self.c.turn_after = local_mates[i - 1] if i else -1, i + 1 < len(local_mates)
+        self.c.turn_before, self.c.ordered = local_mates[i - 1] if i else -1, ordered
         self.c.pauses, self.c.check = hetccl_wait_pauses(local_ranks), check
         device.ops.bind_thread(device.ctx)
         if not self.c.host_memory:
             device.check(device.ops.stream_create(device.ctx, &self.c.stream), "stream_create")
 
-    def set_shared(self, size_t chunk_bytes, size_t small_bytes, uintptr_t board, board_owner):
-        """Bytes of a wire message, up to how many an all_reduce is of the latency class, and the arrival board."""
-        self.c.chunk_bytes, self.small_bytes = chunk_bytes, small_bytes
+    def set_shared(self, size_t chunk_bytes, uintptr_t board, board_owner):
+        """Bytes of a wire message, and the arrival board."""
+        self.c.chunk_bytes = chunk_bytes
         self.c.board = <hx_board *>board
         self.keep.append(board_owner)
 
@@ -111,7 +110,7 @@ cdef class Core:
         hx_engine_add(self.c)
 
     cdef CompiledPlan plan(self, int op, int dtype, int redop, int root, size_t count, shape):
-        return self.cache.find(op, dtype, redop, root, op == 0 and count * hetccl_dtype_size(dtype) <= self.small_bytes, shape)
+        return self.cache.find(op, dtype, redop, root, count * hetccl_dtype_size(dtype), shape)
 
     cdef hx_work *collective(self, CompiledPlan plan, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, double timeout,
                              double factor, bint ours) except NULL:
@@ -300,16 +299,10 @@ cdef class Core:
         """True if a call of a vendor library without abort was left behind: the process must leave by os._exit."""
         return bool(self.c.lane_abandoned)
 
-    def counters(self):
-        cdef int i
-        return {"vendor_calls": [self.c.vendor_calls[i] for i in range(7)], "border_sent": self.c.border_sent,
-                "staged_bytes": self.c.staged_bytes}
-
-    def board_calls(self):
-        """What each rank of this host called last: (rank, op, dtype, redop, root, count, sequence)."""
-        cdef hx_entry *e = self.c.board.entry if self.c.board != NULL else NULL
-        return [(r, e[r].now.op, e[r].now.dtype, e[r].now.redop, e[r].now.root, e[r].now.count, e[r].now.sequence)
-                for r in range(self.c.size if e != NULL else 0)]
+    @property
+    def address(self):
+        """Of the C half, for `_state`."""
+        return <uintptr_t>self.c
 
     @property
     def aborted_by(self):

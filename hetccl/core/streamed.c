@@ -108,7 +108,7 @@ static void reap(hx_comm *c)
 int hx_enqueue(hx_comm *c, hx_work *w, int asynchronous)
 {
     int class = HOST_DRIVEN, rc = HETCCL_OK;
-    if (c->streaming && !c->host_memory && w->has_caller && !w->user_in && !w->user_out)
+    if (c->streaming && !hx_in_turn(c) && !c->host_memory && w->has_caller && !w->user_in && !w->user_out)
         class = class_of(w->plan);
     if (class == HOST_DRIVEN)
         return HETCCL_IN_PROGRESS;
@@ -227,14 +227,12 @@ int hx_streamed_progress(hx_comm *c)
         hx_fail(c, rc, text);
         return 1;
     }
-    if (c->ccl_comm) {
-        rc = c->ccl->async_error(c->ccl_ctx, c->ccl_comm);
-        if (rc > HETCCL_IN_PROGRESS && rc != HETCCL_UNSUPPORTED) {
-            char text[HX_TEXT];
-            snprintf(text, sizeof text, "the vendor's library reports: %s", c->ccl->last_error(c->ccl_ctx));
-            hx_fail(c, rc, text);
-            return 1;
-        }
+    rc = hx_async_error(c);
+    if (rc > HETCCL_IN_PROGRESS && rc != HETCCL_UNSUPPORTED) {
+        char text[HX_TEXT];
+        snprintf(text, sizeof text, "the vendor's library reports: %s", c->ccl->last_error(c->ccl_ctx));
+        hx_fail(c, rc, text);
+        return 1;
     }
     return moved;
 }

@@ -21,11 +21,13 @@ class HetcclOptions:
     """What a process group may be given as `pg_options`. A dict with the same keys is taken too.
 
     ranks: vendor of every rank of the job, e.g. "oneccl:2,host:2" (default: `HETCCL_RANKS`)
+    topology: path of a topology file (default: `HETCCL_TOPOLOGY`)
     transports: transports by name, best first, e.g. "shm,tcp" (default: `HETCCL_TRANSPORTS`)
     timeout: seconds for every operation (default: the timeout of the process group)
     """
 
     ranks: str | None = None
+    topology: str | None = None
     transports: str | None = None
     timeout: float | None = None
 

@@ -22,7 +22,7 @@ __all__ = ["GROUP_CLASS", "HetcclBackend", "HetcclProcessGroup"]
 cdef object DTYPES = _tensors.DTYPES
 cdef object REDOPS = _tensors.REDOPS
 cdef object STRIDED = torch.strided
-cdef int ALL_REDUCE = Op.ALL_REDUCE, BROADCAST = Op.BROADCAST, ALL_GATHER = Op.ALL_GATHER
+cdef int ALL_REDUCE = Op.ALL_REDUCE, BARRIER = Op.BARRIER, BROADCAST = Op.BROADCAST, ALL_GATHER = Op.ALL_GATHER
 cdef int REDUCE_SCATTER = Op.REDUCE_SCATTER, SEND = Op.SEND, RECV = Op.RECV
 cdef int ALL_TO_ALL = Op.ALL_TO_ALL
 cdef enum:
@@ -144,7 +144,7 @@ class HetcclOps(ComposedOps):
             opts = c10d.BarrierOptions()
         token = torch.zeros(1, dtype=torch.int32)  # operations run in order, so the barrier comes after what was posted
         pointer = token.data_ptr()
-        return self._start(ALL_REDUCE, pointer, pointer, 1, INT32, SUM, 0, opts, [], token)
+        return self._start(BARRIER, pointer, pointer, 1, INT32, SUM, 0, opts, [], token)
 
     # -- point to point. A send never blocks the caller, so that torch may post them in any order.
 

@@ -98,6 +98,7 @@ def test_an_error_that_shows_later_is_found(vendor: str, environment: dict[str, 
     found = outcomes(vendor, environment, 2, 0, {"STANDIN_CCL_ASYNC": "1:6", "STANDIN_BUSY": "50"})
     assert found[0][1] in ("VendorError", "TransportError"), found
     assert "remote process" in found[0][2] or "remote error" in found[0][2], found
+    assert found[0][3] < 10.0, found
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
