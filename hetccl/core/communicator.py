@@ -253,18 +253,19 @@ class Communicator(Collectives):
         names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "transfer")
         raw = self._core.counters()
         path_bytes: dict[str, int] = {}
-        border = 0
+        peer_bytes: dict[int, int] = {}
         for peer, (name, endpoint) in self._endpoints.items():
             sent = self._joined.tables[name].counters(endpoint)["bytes_sent"]
             key = self._connector.path(peer) or name
             path_bytes[key] = path_bytes.get(key, 0) + sent
-            border += sent
+            peer_bytes[peer] = sent
         return {
             "operations": {Op(op).label: n for op, n in self._core.operations.items()},
             "vendor": self._joined.vendor.name,
             "vendor_calls": dict(zip(names, raw["vendor_calls"], strict=True)),
             "path_bytes": path_bytes,
-            "border_bytes": border,
+            "peer_bytes": peer_bytes,
+            "border_bytes": sum(peer_bytes.values()),
             "staged_bytes": raw["staged_bytes"],
             "plan_cache_hits": self._core.cache.hits,
             "plan_cache_misses": self._core.cache.misses,
