@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hetccl.core import lifecycle, log, registry
+from hetccl.core import _state, lifecycle, log, registry
 from hetccl.core._engine import Core, Work
 from hetccl.core.arguments import number, redop, same_size
 from hetccl.core.bootstrap import join
@@ -88,26 +88,29 @@ class Communicator(Collectives):
         self._topology, self._control = joined.topology, joined.control
         # torch's words for the devices whose memory this rank's vendor takes directly, and which of them is ours
         self.device_types, self.device_index = joined.device_types, joined.device_index
-        self._planner = Planner(joined.topology, self.rank, config.algorithm, config.chunk_bytes, config.verify)
+        self._planner = Planner(
+            joined.topology, self.rank, config.algorithm, config.chunk_bytes, config.verify, joined.costs, joined.combine,
+        )
         failures = Failures(
             joined.topology,
             self.rank,
-            lambda: self._core.board_calls(),
+            lambda: _state.board_calls(self._core.address),
             lambda: self._core.aborted_by,
             joined.control.state,
         )
         self._packing = Packing(joined.device)
-        self._core = Core(self.rank, self.size, self._planner.plan, failures, self.timeout)
+        self._core = Core(self.rank, self.size, self._planner, failures, self.timeout)
         island = joined.topology.island_of(self.rank)
         here = joined.topology.host_ids
         turns = {r: joined.records[r].process for r in island.ranks}
         mates = sorted((r for r in island.ranks if here[r] == here[self.rank]), key=lambda r: turns[r])
         self._core.set_device(
-            joined.device, joined.ccl, joined.ccl_comm, island.ranks.index(self.rank), mates,
-            len(joined.control.local_ranks), config.check != "off",
+            joined.device, joined.ccl, joined.comms.island, island.ranks.index(self.rank), mates,
+            len(joined.control.local_ranks), config.check != "off", joined.order == "island",
         )  # fmt: skip
+        _state.set_groups(self._core.address, joined.comms.groups)
         control = joined.control
-        self._core.set_shared(joined.topology.chunk_bytes, self._planner.small_bytes, control.address, control.owner)
+        self._core.set_shared(joined.topology.chunk_bytes, control.address, control.owner)
         for table in joined.tables.values():
             self._core.add_transport(table)
         self._endpoints: dict[int, tuple[str, int]] = {}
@@ -165,7 +168,7 @@ class Communicator(Collectives):
         """Returns when all ranks have called it."""
         token = self._take(bytearray(4), True, "token")
         token.dtype, token.count = DType.INT32, 1
-        return self._collective(Op.ALL_REDUCE, token, token, 1, RedOp.SUM, 0, async_op, timeout, 0)
+        return self._collective(Op.BARRIER, token, token, 1, RedOp.SUM, 0, async_op, timeout, 0)
 
     # ---- point to point
 
@@ -197,6 +200,7 @@ class Communicator(Collectives):
         timeout: float = 0,
         factor: float = 1.0,
         stream: int = -1,
+        ours: bool = False,
     ) -> None:
         """One collective on memory at two addresses (equal: in place; broadcast uses `out_ptr`).
 
@@ -204,13 +208,14 @@ class Communicator(Collectives):
         or output (reduce_scatter, scatter), of a pair's block (all_to_all). `timeout` 0 is the communicator's. `factor`
         is this rank's, for premul_sum. A buffer that the rank does not need is 0. `stream` is the caller's stream: the
         operation comes after what it holds, and may still be under way on it at the return. -1: none; it has ended.
+        `ours`: the caller knows that both are memory of this rank's device, and it is not looked up.
         """
-        self._core.run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, factor, None, stream)
+        self._core.run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, factor, None, stream, ours)
 
     def post(
         self, op: int, in_ptr: int, out_ptr: int, count: int, dtype: int, redop: int = 0, root: int = 0, tag: int = 0,
         timeout: float = 0, keep: Any = None, finish: Callable[[], None] | None = None, factor: float = 1.0,
-        stream: int = -1,
+        stream: int = -1, ours: bool = False,
     ) -> Work:  # fmt: skip
         """The same, asynchronous; also SEND (from `in_ptr` to rank `root`) and RECV (into `out_ptr`, rank -1: any).
 
@@ -229,7 +234,7 @@ class Communicator(Collectives):
             if root == self.rank:
                 raise UsageError(f"rank {self.rank} cannot receive from itself")
         return self._core.post(
-            op, in_ptr, out_ptr, count, dtype, redop, root, tag, timeout, keep, finish, factor, None, stream
+            op, in_ptr, out_ptr, count, dtype, redop, root, tag, timeout, keep, finish, factor, None, stream, ours
         )
 
     # ---- what happened
@@ -250,8 +255,7 @@ class Communicator(Collectives):
 
     def stats(self) -> dict[str, Any]:
         """Counters of this rank since the communicator was made."""
-        names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "transfer")
-        raw = self._core.counters()
+        raw = _state.counters(self._core.address)
         path_bytes: dict[str, int] = {}
         peer_bytes: dict[int, int] = {}
         for peer, (name, endpoint) in self._endpoints.items():
@@ -262,7 +266,9 @@ class Communicator(Collectives):
         return {
             "operations": {Op(op).label: n for op, n in self._core.operations.items()},
             "vendor": self._joined.vendor.name,
-            "vendor_calls": dict(zip(names, raw["vendor_calls"], strict=True)),
+            "vendor_calls": raw["vendor_calls"],
+            "group_calls": raw["group_calls"],
+            "device_sums": raw["device_sums"],
             "path_bytes": path_bytes,
             "peer_bytes": peer_bytes,
             "border_bytes": sum(peer_bytes.values()),
@@ -399,11 +405,10 @@ class Communicator(Collectives):
         lifecycle.forget(self, abandoned)
         self._control.leave()
         self._connector.close()
-        if joined.ccl_comm and not abandoned:
-            # a blocking destroy would wait for ranks that are gone
-            if core.failed:
-                joined.ccl.abort(joined.ccl_comm) if joined.ccl.caps & 2 else None
-            joined.ccl.destroy(joined.ccl_comm)
+        if not abandoned:
+            if core.failed:  # a blocking destroy would wait for ranks that are gone
+                joined.comms.abort()
+            joined.comms.destroy()
         for r, record in enumerate(joined.records):  # also of other vendors: there may be no survivor of that one
             if joined.control.state(r) == 2 and record.host_id == joined.records[self.rank].host_id:
                 with contextlib.suppress(HetcclError):  # that vendor's plug-in is not installed here

@@ -53,6 +53,7 @@ class StepKind(enum.IntEnum):
     COMBINE = 8
     SCALE = 9
     FLOWS = 10
+    FILL = 11  # dst = what leaves the operator's other side as it is; host memory
 
 
 class FlowKind(enum.IntEnum):
@@ -145,6 +146,7 @@ class Step:
     n_src: int = 0
     stride: int = 1
     as_bytes: bool = False
+    group: int = 0  # of a vendor call: index into `groups_of` (core/topology.py); ranks outside only pass by
     first_flow: int = 0
     n_flows: int = 0
 
@@ -170,6 +172,7 @@ class Plan:
     host_blocks: int = 0
     divisor: float = 1.0  # of avg; 0: the vendor's library averages itself
     scale_divisor: float = 1.0  # 0: multiply by the rank's own factor (premul_sum)
+    device_sums: bool = False  # the device's own kernel combines what comes over the border, not the host
     reads_out: bool = False  # OUT is not written as a whole
     digest: int = 0  # of the blocks' lengths, where they differ
 

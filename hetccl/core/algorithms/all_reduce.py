@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from hetccl.core.algorithms.common import (
     Places,
     ReducePlace,
@@ -21,6 +19,7 @@ from hetccl.core.algorithms.common import (
     reduce_to,
     segment_elements,
 )
+from hetccl.core.algorithms.shards import Shards
 from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Lane, Plan, PlanBuilder, Slice, StepKind
 from hetccl.core.topology import Island, Topology
 from hetccl.types import RedOp
@@ -106,7 +105,7 @@ def owners(topology: Topology, shared: Shared, rank: int, places: Places | None 
     shift = 1 if isl.size > 1 else 0  # island calls of the next segment go before the border of this one
     buffer = prescaled(b, isl, shared, [b.whole(Buffer.IN)], before, shift)
     device_blocks = host_blocks = int(buffer != Buffer.IN)
-    shards = _Shards(topology, b, rank)
+    shards = Shards(topology, b, rank)
     mine = shards.mine(Buffer.OUT)
     ready = len(b.steps) - 1 if b.steps else -1
     if isl.size > 1:
@@ -144,52 +143,6 @@ def owners(topology: Topology, shared: Shared, rank: int, places: Places | None 
         shards.spread(shared, done if isl.host_memory else -1)
     segment = segment_elements(topology, shared, b.units, needs_segments(topology))
     return _plan(isl, shared, rank, "owners", "bandwidth", b, segment, device_blocks, host_blocks, after, before)
-
-
-class _Shards:
-    """How the elements are dealt to the border ranks of one island."""
-
-    def __init__(self, topology: Topology, b: PlanBuilder, rank: int) -> None:
-        self._island, self._b, self._me = topology.island_of(rank), b, topology.place(rank)[1]
-        self._even = topology.border.even(self._island.index)
-        cuts = topology.border.cuts(self._island.index)
-        self._of = {
-            self._island.ranks.index(r): cut for r, cut in zip(self._island.borders, pairwise(cuts), strict=True)
-        }
-
-    def mine(self, buffer: Buffer) -> Slice | None:
-        """This rank's shard; None if it is not at the border."""
-        cut = self._of.get(self._me)
-        return self._b.range(buffer, *cut) if cut else None
-
-    def reduce(self, buffer: Buffer, shift: int) -> int:
-        """Each shard of the island's partial to its border rank. Returns the last step."""
-        b, last = self._b, -1
-        if self._even:
-            lo, hi = self._of[self._me]
-            body = b.body(Buffer.OUT, 0, hi - lo)
-            b.island(StepKind.REDUCE_SCATTER, b.whole(buffer), b.body(Buffer.OUT, lo, hi), body, shift=shift)
-            tail = b.tail(Buffer.OUT)
-            return b.island(StepKind.REDUCE, tail.on(buffer), tail, root=self._island.size - 1, shift=shift)
-        for root, cut in self._of.items():
-            shard = b.range(buffer, *cut)
-            last = b.island(StepKind.REDUCE, shard, shard.on(Buffer.OUT), root=root, shift=shift)
-        return last
-
-    def spread(self, shared: Shared, wait: int) -> None:
-        """Each border rank's shard of the sum to the whole island."""
-        b, isl = self._b, self._island
-        if self._even:
-            lo, hi = self._of[self._me]
-            b.island(
-                StepKind.ALL_GATHER, b.body(Buffer.OUT, lo, hi), b.whole(Buffer.OUT), b.body(Buffer.OUT, 0, hi - lo),
-                wait=wait, as_bytes=not isl.moves(shared.dtype),
-            )  # fmt: skip
-            island_broadcast(b, isl, shared, b.tail(Buffer.OUT), isl.size - 1)
-            return
-        for root, cut in self._of.items():
-            island_broadcast(b, isl, shared, b.range(Buffer.OUT, *cut), root, wait)
-            wait = -1
 
 
 def _owner_flows(

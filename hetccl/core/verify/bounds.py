@@ -62,7 +62,8 @@ def check_bounds(topology: Topology, plan: Plan, sizes: Sizes, channels: Channel
                 )
     if plan.op == Op.ALL_REDUCE and plan.plan_class == "bandwidth":
         for island, n in owned.items():
-            share = owner_share(topology, plan, count, island)
+            relaying = plan.algorithm in RELAYING
+            share = fair_share(topology, plan, count) if relaying else owner_share(topology, plan, count, island)
             if n > share:
                 return f"island {island} combines {n} of {count} elements; its share is at most {share}"
     return ""
@@ -71,7 +72,7 @@ def check_bounds(topology: Topology, plan: Plan, sizes: Sizes, channels: Channel
 def owner_share(topology: Topology, plan: Plan, count: int, island: int) -> int:
     """Most elements that one island may own: what the rate of its border says, and the tail."""
     parts = topology.border.owners
-    if len(set(parts)) == 1:
+    if len(set(parts)) == 1 and all(topology.border.even(i.index) for i in topology.islands):
         return fair_share(topology, plan, count)
     most = 0
     for length in plan.segments(count):
