@@ -170,7 +170,8 @@ class _Run:
                         end = self.send(rank, peer, flow.channel, n, start, start)
                         rank.begun[index] = (start, flows, max(rank.begun[index][2], end))
             rank.begun[index] = (start, [f for f in flows if f.kind != FlowKind.SEND], rank.begun[index][2])
-            return self.flows(rank, lane, step, index, segment)
+            self.flows(rank, lane, step, index, segment)
+            return True  # what it sends may be what another waits for
         if step.kind <= StepKind.TRANSFER:
             return self.call(rank, step, index, segment, start)
         n = self.bytes_of(rank.plan, step.dst, segment)
