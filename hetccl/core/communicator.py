@@ -89,8 +89,9 @@ class Communicator(Collectives):
         # torch's words for the devices whose memory this rank's vendor takes directly, and which of them is ours
         self.device_types, self.device_index = joined.device_types, joined.device_index
         self._planner = Planner(
-            joined.topology, self.rank, config.algorithm, config.chunk_bytes, config.verify, joined.costs, joined.combine,
-        )
+            joined.topology, self.rank, config.algorithm, config.chunk_bytes, config.verify, joined.costs,
+            joined.combine,
+        )  # fmt: skip
         failures = Failures(
             joined.topology,
             self.rank,
@@ -257,12 +258,12 @@ class Communicator(Collectives):
         """Counters of this rank since the communicator was made."""
         raw = _state.counters(self._core.address)
         path_bytes: dict[str, int] = {}
-        border = 0
+        peer_bytes: dict[int, int] = {}
         for peer, (name, endpoint) in self._endpoints.items():
             sent = self._joined.tables[name].counters(endpoint)["bytes_sent"]
             key = self._connector.path(peer) or name
             path_bytes[key] = path_bytes.get(key, 0) + sent
-            border += sent
+            peer_bytes[peer] = sent
         return {
             "operations": {Op(op).label: n for op, n in self._core.operations.items()},
             "vendor": self._joined.vendor.name,
@@ -270,7 +271,8 @@ class Communicator(Collectives):
             "group_calls": raw["group_calls"],
             "device_sums": raw["device_sums"],
             "path_bytes": path_bytes,
-            "border_bytes": border,
+            "peer_bytes": peer_bytes,
+            "border_bytes": sum(peer_bytes.values()),
             "staged_bytes": raw["staged_bytes"],
             "plan_cache_hits": self._core.cache.hits,
             "plan_cache_misses": self._core.cache.misses,

@@ -121,7 +121,10 @@ def _cross(
             continue
         up = border.carrier(border.parent(mine, home), q)
         if peers:
-            flows.append(Flow(FlowKind.PASS, Channel.CONTRIBUTE, (*peers, up), staged[q], staged[q], position))
+            src = dst = staged[q]
+            if src.buffer == Buffer.IN:  # the caller's input stays as it is
+                dst = blocks.scratch(Buffer.DEVICE_SCRATCH, q)
+            flows.append(Flow(FlowKind.PASS, Channel.CONTRIBUTE, (*peers, up), src, dst, position))
         else:
             flows.append(Flow(FlowKind.SEND, Channel.CONTRIBUTE, (up,), src=staged[q]))
     if border.mesh:
