@@ -133,17 +133,19 @@ def overlap(device: Any, join: Callable[[], Any], rows: str = "8") -> dict[str, 
     comm = join()
     groups = {"hetccl": dist.group.WORLD, "nccl": dist.new_group(backend="nccl")}
     data = [text(step, comm.rank, int(rows), device) for step in range(4)]
-    found = {}
-    for name, group in groups.items():
-        plan = schedule(wait=4, warmup=2, active=3)
-        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], schedule=plan) as watcher:
-            train(group, device, 9, int(rows), data, after=lambda step, watcher=watcher: watcher.step())
-        kernels = [(e.time_range.start, e.time_range.end, e.name) for e in watcher.events()
-                   if str(e.device_type).endswith("CUDA") and not e.name.startswith("ProfilerStep")]  # fmt: skip
-        found[name] = shares(kernels)
-        if comm.rank == 0:
-            watcher.export_chrome_trace(os.path.join(os.environ["GPU_OUT"], f"trace_{name}.json.gz"))
-            print(name, found[name], flush=True)
+    found: dict[str, list[Any]] = {name: [] for name in groups}
+    for group in groups.values():
+        train(group, device, 6, int(rows), data)
+    for turn in range(3):
+        for name, group in groups.items():
+            plan = schedule(wait=5, warmup=2, active=4)
+            with profile(activities=[ProfilerActivity.CUDA], schedule=plan) as watcher:
+                train(group, device, 11, int(rows), data, after=lambda step, watcher=watcher: watcher.step())
+            kernels = [(e.time_range.start, e.time_range.end, e.name) for e in watcher.events()
+                       if str(e.device_type).endswith("CUDA") and not e.name.startswith("ProfilerStep")]  # fmt: skip
+            found[name].append(shares(kernels))
+            if comm.rank == 0 and turn == 0:
+                watcher.export_chrome_trace(os.path.join(os.environ["GPU_OUT"], f"trace_{name}.json.gz"))
     return {"overlap": found}
 
 
