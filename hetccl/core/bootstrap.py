@@ -153,6 +153,7 @@ def _join(
         process=(_PROCESS, os.getpid()),
         wire=WIRE_VERSIONS,
         calls=ccl.calls,
+        place=vendor.device_place,
     )
     view.put(f"record/{rank}", json.dumps({"record": record.to_json(), "control": listener.local.name.hex()}).encode())
     blob = (

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hetccl.core import lifecycle, log, registry
+from hetccl.core import direct, lifecycle, log, registry
 from hetccl.core._engine import Core, Work
 from hetccl.core.arguments import number, redop, same_size
 from hetccl.core.bootstrap import join
@@ -88,8 +88,8 @@ class Communicator(Collectives):
         failures = Failures(
             joined.topology,
             self.rank,
-            lambda: self._core.board_calls(),
-            lambda: self._core.aborted_by,
+            joined.control.calls,
+            joined.control.aborted_by,
             joined.control.state,
         )
         self._packing = Packing(joined.device)
@@ -102,17 +102,19 @@ class Communicator(Collectives):
             joined.device, joined.ccl, joined.ccl_comm, island.ranks.index(self.rank), mates,
             len(joined.control.local_ranks), config.check != "off",
         )  # fmt: skip
-        control = joined.control
-        self._core.set_shared(joined.topology.chunk_bytes, self._planner.small_bytes, control.address, control.owner)
         for table in joined.tables.values():
             self._core.add_transport(table)
         self._endpoints: dict[int, tuple[str, int]] = {}
         self._connector = Connector(self.rank, joined.transports, joined.tables, self._linked)
         self._connector.start(joined.records)
         self._connector.connect_border(joined.topology.border_pairs(), joined.deadline, joined.check)
+        if direct.agree(self._core, joined, config.device_path):
+            self._planner.use_direct()
+        control = joined.control
+        self._core.set_shared(joined.topology.chunk_bytes, self._planner.small_bytes, control.address, control.owner)
         self._core.start()
         self._watch = Watch(
-            self._core, self.size, joined.control.state, bool(joined.ccl.caps & 2),
+            self._core, control, bool(joined.ccl.caps & 2),
             lambda: str(failures(self._core.failed, "", self._core.failed_ranks())),
         )  # fmt: skip
         reactor().every_tick(self._watch.tick)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hetccl.core.algorithms import (
     all_gather,
     all_reduce,
@@ -46,6 +48,9 @@ PROVED = (Op.ALL_REDUCE, Op.BROADCAST, Op.ALL_GATHER, Op.REDUCE_SCATTER)
 # calls around it, the exchange also saves two of them.
 SMALL_BYTES = 8 << 10
 SMALL_BYTES_WITH_ISLANDS = 32 << 10
+# Two devices on the direct path: an exchange of everything sends as many bytes as two steps of halves, and is as fast
+# at any size (docs/design/device-path.md).
+ALWAYS_SMALL = 1 << 62
 
 
 class Planner:
@@ -64,6 +69,7 @@ class Planner:
         self.forced = forced
         self.gate = Gate(topology, verify)
         self.small_bytes = SMALL_BYTES if all(i.size == 1 for i in topology.islands) else SMALL_BYTES_WITH_ISLANDS
+        self._verify = verify
         for op, name in forced.items():
             known = {o.label: sorted(a) for o, a in ALGORITHMS.items()}
             if op not in known or name not in known[op]:
@@ -73,6 +79,14 @@ class Planner:
                     variable="HETCCL_ALGORITHM",
                     value=f"{op}={name}",
                 )
+
+    def use_direct(self) -> None:
+        """Plans border messages from and into device memory. Before the first plan, and on all ranks or none."""
+        islands = tuple(replace(i, direct=not i.host_memory) for i in self.topology.islands)
+        self.topology = replace(self.topology, islands=islands, _place={})
+        self.gate = Gate(self.topology, self._verify)
+        if len(islands) == 2 and all(i.size == 1 for i in islands):
+            self.small_bytes = ALWAYS_SMALL
 
     def plan(self, op: int, dtype: int, redop: int, root: int, small: bool, shape: Shape | None = None) -> Plan:
         """This rank's plan, proved together with those of all ranks. Raises `UnsupportedError` if no path can do it and
@@ -120,7 +134,7 @@ class Planner:
             segments=len(mine.segments(count)),
             border_bytes=border * dtype.itemsize,
             border_bound=border_bound(self.topology, op, mine.plan_class, count, dtype.itemsize, root, counts),
-            staged=not island.host_memory,
+            staged=island.staged,
         )
 
     def _algorithm(self, shared: Shared, small: bool) -> Algorithm:

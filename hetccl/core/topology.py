@@ -38,6 +38,7 @@ class Record:
     wire: tuple[int, int] = (1, 1)  # lowest and highest version spoken
     process: tuple[int, int] = (0, 0)  # different for every process, also where several have one pid
     calls: int = 0  # which optional calls the vendor's library has: bits ALL_TO_ALL, TRANSFER
+    place: str = ""  # where the device sits, equal only for ranks that share it; "" if unknown
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -72,6 +73,12 @@ class Island:
     reduce_mask: tuple[int, ...]
     move_mask: int
     calls: int = 0
+    direct: bool = False  # border messages go from and into the device's own memory
+
+    @property
+    def staged(self) -> bool:
+        """Whether what crosses the border passes through pinned memory of this rank's."""
+        return not (self.host_memory or self.direct)
 
     @property
     def size(self) -> int:

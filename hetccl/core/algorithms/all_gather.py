@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from hetccl.core.algorithms.blocks import Blocks
-from hetccl.core.algorithms.common import Places, Shared, island_broadcast, needs_segments, segment_elements
+from hetccl.core.algorithms.common import Places, Shared, block_segment, island_broadcast
 from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Plan, PlanBuilder, StepKind
 from hetccl.core.topology import Topology
 
@@ -18,14 +18,10 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
     n, single = topology.size, len(topology.islands) == 1
     b, blocks = PlanBuilder(), Blocks(shared, rank, topology.size, places)
     given, own = blocks.at(Buffer.IN, 0, rank), blocks.at(Buffer.OUT, rank, rank)
-    segment = (
-        0
-        if single or shared.counts or all(i.host_memory for i in topology.islands)
-        else segment_elements(topology, shared, 1, needs_segments(topology))
-    )
+    segment = block_segment(topology, shared)
     b.island(StepKind.COPY, given, own)
     ready, source = -1, given
-    if not isl.host_memory and not single:
+    if isl.staged and not single:
         source = blocks.scratch(Buffer.HOST_SCRATCH, rank)
         ready = b.island(StepKind.COPY, given, source)
     if isl.size > 1 and isl.contiguous and segment == 0 and not shared.counts:
@@ -42,7 +38,7 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
             flows += [Flow(FlowKind.SEND, Channel.RESULT, (r,), src=source) for _, r in to]
         elif q_island != mine and q_index % isl.size == me:
             dst = blocks.at(Buffer.OUT, q, q)
-            if not isl.host_memory:
+            if isl.staged:
                 arrivals.append((blocks.scratch(Buffer.HOST_SCRATCH, q), dst))
                 dst = arrivals[-1][0]
             flows.append(Flow(FlowKind.RECV, Channel.RESULT, (q,), dst=dst))

@@ -74,7 +74,7 @@ def exchange(topology: Topology, shared: Shared, rank: int, places: Places | Non
     ready = len(b.steps) - 1 if b.steps else -1
     if me == 0:
         dst = out
-        if not isl.host_memory:
+        if isl.staged:
             ready = b.island(StepKind.COPY, src, src.on(Buffer.HOST_SCRATCH))
             src = dst = src.on(Buffer.HOST_SCRATCH)
             host_blocks = max(host_blocks, 1)
@@ -83,9 +83,9 @@ def exchange(topology: Topology, shared: Shared, rank: int, places: Places | Non
             [Flow(FlowKind.EXCHANGE, Channel.CONTRIBUTE, heads, src, dst, isl.index, finish=after != 1.0)],
             _island_only(b, ready),
         )
-        if not isl.host_memory:
+        if isl.staged:
             done = b.island(StepKind.COPY, dst, out, wait=done)
-        island_broadcast(b, isl, shared, out, 0, done if isl.host_memory else -1)
+        island_broadcast(b, isl, shared, out, 0, done if not isl.staged else -1)
     else:
         island_broadcast(b, isl, shared, out, 0)
     return _plan(isl, shared, rank, "exchange", "latency", b, 0, device_blocks, host_blocks, after, before)
@@ -118,7 +118,7 @@ def owners(topology: Topology, shared: Shared, rank: int, places: Places | None 
             ready = len(b.steps) - 1
             device_blocks, host_blocks = device_blocks + isl.size, host_blocks + isl.size
     partial_buffer, result_buffer, block = (Buffer.OUT if isl.size > 1 else buffer), Buffer.OUT, 0
-    if not isl.host_memory:
+    if isl.staged:
         block = host_blocks
         ready = b.island(StepKind.COPY, mine.on(partial_buffer), mine.on(Buffer.HOST_SCRATCH, block), shift=shift)
         partial_buffer = result_buffer = Buffer.HOST_SCRATCH
@@ -135,12 +135,12 @@ def owners(topology: Topology, shared: Shared, rank: int, places: Places | None 
     # what the peers wait for goes first; the order within a kind stays that of the pieces, the same at both ends
     flows.sort(key=lambda f: (FlowKind.SEND, FlowKind.OWN, FlowKind.RECV).index(f.kind))
     done = b.border(flows, _island_only(b, ready))
-    if not isl.host_memory:
+    if isl.staged:
         done = b.island(StepKind.COPY, mine.on(Buffer.HOST_SCRATCH, block), mine, wait=done)
     if isl.size > 1:
         body = b.body(Buffer.OUT, 0, width)
         own = b.body(Buffer.OUT, me * width, (me + 1) * width)
-        wait = done if isl.host_memory else -1
+        wait = done if not isl.staged else -1
         b.island(StepKind.ALL_GATHER, own, b.whole(Buffer.OUT), body, wait=wait, as_bytes=not isl.moves(shared.dtype))
         island_broadcast(b, isl, shared, b.tail(Buffer.OUT), isl.size - 1)
     segment = segment_elements(topology, shared, b.units, needs_segments(topology))

@@ -5,7 +5,7 @@ have no link, by way of an island mate of its sender that has one."""
 from __future__ import annotations
 
 from hetccl.core.algorithms.blocks import Blocks, transfer
-from hetccl.core.algorithms.common import Places, Shared, needs_segments, segment_elements
+from hetccl.core.algorithms.common import Places, Shared, block_segment
 from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Plan, PlanBuilder, Slice, StepKind
 from hetccl.core.topology import Island, Topology
 
@@ -20,11 +20,7 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
     n, single = topology.size, len(topology.islands) == 1
     b, blocks = PlanBuilder(), Blocks(shared, rank, topology.size, places)
     far = [q for q in range(n) if topology.place(q)[0] != mine]
-    segment = (
-        0
-        if single or shared.counts or all(i.host_memory for i in topology.islands)
-        else segment_elements(topology, shared, 1, needs_segments(topology))
-    )
+    segment = block_segment(topology, shared)
     own = blocks.at(Buffer.IN, rank, rank * n + rank)
     b.island(StepKind.COPY, own, blocks.at(Buffer.OUT, rank, rank * n + rank))
     leaving: list[tuple[int, int, Slice]] = []  # (from, to, block) that I send over the border
@@ -38,7 +34,7 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
                 src = there
             if sender == rank:
                 leaving.append((r, q, src))
-    if not isl.host_memory and far:
+    if isl.staged and far:
         staged = [(r, q, src, blocks.scratch(Buffer.HOST_SCRATCH, r * n + q)) for r, q, src in leaving]
         for _, _, src, dst in staged:
             b.island(StepKind.COPY, src, dst)
@@ -50,7 +46,7 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
     copies = []
     for q in far:
         dst = blocks.at(Buffer.OUT, q, q * n + rank)
-        if not isl.host_memory:
+        if isl.staged:
             copies.append((blocks.scratch(Buffer.HOST_SCRATCH, q * n + rank), dst))
             dst = copies[-1][0]
         flows.append(Flow(FlowKind.RECV, Channel.RESULT, (bearer(topology, q, rank),), dst=dst))

@@ -23,7 +23,7 @@ def chain(topology: Topology, shared: Shared, rank: int, places: Places | None =
     host_blocks = 0
     if rank == heads[at] and len(order) > 1:
         buffer, wait = out, -1
-        if not isl.host_memory:
+        if isl.staged:
             buffer, host_blocks = out.on(Buffer.HOST_SCRATCH), 1
             if at == 0:
                 wait = b.island(StepKind.COPY, out, buffer)
@@ -38,7 +38,7 @@ def chain(topology: Topology, shared: Shared, rank: int, places: Places | None =
         if at == 0:
             island_broadcast(b, isl, shared, out, me)
         else:
-            if not isl.host_memory:
+            if isl.staged:
                 done = b.island(StepKind.COPY, buffer, out, wait=done)
                 done = -1
             island_broadcast(b, isl, shared, out, me, done)

@@ -17,6 +17,7 @@ __all__ = [
     "ReducePlace",
     "Shared",
     "averages_by",
+    "block_segment",
     "combine_pieces",
     "combining_op",
     "gather_pieces",
@@ -89,9 +90,17 @@ def segment_elements(island_sizes: Topology, shared: Shared, units: int, default
 
 def needs_segments(topology: Topology) -> int:
     """Bytes of a segment where stages can overlap or memory is staged; 0 where the whole message is one segment."""
-    if all(i.size == 1 and i.host_memory for i in topology.islands):
+    if all(i.size == 1 and not i.staged for i in topology.islands):
         return 0
     return min(i.segment_bytes for i in topology.islands)
+
+
+def block_segment(topology: Topology, shared: Shared) -> int:
+    """Elements of a segment of an operation on blocks; 0 where nothing is gained by cutting blocks up."""
+    whole = all(i.host_memory for i in topology.islands) or needs_segments(topology) == 0
+    if len(topology.islands) == 1 or shared.counts or whole:
+        return 0
+    return segment_elements(topology, shared, 1, needs_segments(topology))
 
 
 def prescaled(

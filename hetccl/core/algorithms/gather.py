@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from hetccl.core.algorithms.blocks import Blocks, transfer
-from hetccl.core.algorithms.common import Places, Shared, needs_segments, segment_elements
+from hetccl.core.algorithms.common import Places, Shared, block_segment
 from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Plan, PlanBuilder, StepKind
 from hetccl.core.topology import Topology
 
@@ -20,14 +20,10 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
     n, single, at_root = topology.size, len(topology.islands) == 1, rank == shared.root
     b, blocks = PlanBuilder(), Blocks(shared, rank, topology.size, places)
     given = blocks.at(Buffer.IN, 0, rank)
-    segment = (
-        0
-        if single or shared.counts or all(i.host_memory for i in topology.islands)
-        else segment_elements(topology, shared, 1, needs_segments(topology))
-    )
+    segment = block_segment(topology, shared)
     if mine != root_island:
         ready = -1
-        if not isl.host_memory:
+        if isl.staged:
             staged = blocks.scratch(Buffer.HOST_SCRATCH, rank)
             ready = b.island(StepKind.COPY, given, staged)
             given = staged
@@ -46,7 +42,7 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
                 continue
             dst = blocks.at(Buffer.OUT, q, q) if at_root else blocks.scratch(Buffer.DEVICE_SCRATCH, q)
             held[q] = dst
-            if not isl.host_memory:
+            if isl.staged:
                 copies.append((blocks.scratch(Buffer.HOST_SCRATCH, q), dst))
                 dst = copies[-1][0]
             flows.append(Flow(FlowKind.RECV, Channel.RESULT, (q,), dst=dst))

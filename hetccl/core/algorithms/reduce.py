@@ -63,7 +63,7 @@ def chain(topology: Topology, shared: Shared, rank: int, places: Places | None =
                 b.island(StepKind.SCALE, out, out)
     elif rank == heads[at]:
         out = b.whole(Buffer.OUT)
-        if not isl.host_memory:
+        if isl.staged:
             out = b.whole(Buffer.HOST_SCRATCH, host)
             host += 1
             ready = b.island(StepKind.COPY, partial, out, shift=shift)
@@ -80,7 +80,7 @@ def chain(topology: Topology, shared: Shared, rank: int, places: Places | None =
         else:
             flow = Flow(FlowKind.SEND, Channel.CONTRIBUTE, (ahead,), partial)
         done = b.border([flow], ready)
-        if rank == shared.root and not isl.host_memory:
+        if rank == shared.root and isl.staged:
             b.island(StepKind.COPY, out, b.whole(Buffer.OUT), wait=done)
     return Plan(
         shared.op,

@@ -10,11 +10,10 @@ from hetccl.core.algorithms.common import (
     ReducePlace,
     Shared,
     averages_by,
+    block_segment,
     combining_op,
-    needs_segments,
     prescaled,
     reduce_to,
-    segment_elements,
 )
 from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Plan, PlanBuilder, Slice, StepKind
 from hetccl.core.topology import Topology
@@ -36,11 +35,7 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
     if averages:
         before, after, divisor = 1.0, 1.0, 0.0
     native = isl.size > 1 and (averages or isl.reduces(shared.dtype, combining_op(shared)))
-    segment = (
-        0
-        if single or shared.counts or all(i.host_memory for i in topology.islands)
-        else segment_elements(topology, shared, 1, needs_segments(topology))
-    )
+    segment = block_segment(topology, shared)
     buffer = prescaled(b, isl, shared, [blocks.at(Buffer.IN, q, q) for q in range(n)], before)
     if buffer != Buffer.IN:
         blocks.device = blocks.host = -(-blocks.extent(Buffer.IN, list(range(n))) // max(blocks.width, 1))
@@ -57,7 +52,7 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
             outgoing = _reduced_blocks(topology, b, blocks, shared, rank, buffer, native, fast)
     ready = max((i for i, s in enumerate(b.steps) if s.lane == 0), default=-1)
     target = out
-    if not single and not isl.host_memory:
+    if not single and isl.staged:
         staged = []
         for q, src in [*outgoing, (rank, mine_at)]:
             dst = blocks.scratch(Buffer.HOST_SCRATCH, q)
@@ -70,7 +65,7 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
         flows = [Flow(FlowKind.SEND, Channel.CONTRIBUTE, (q,), src=src) for q, src in outgoing]
         flows.append(Flow(FlowKind.OWN, Channel.CONTRIBUTE, peers, mine_at, target, mine, finish=after != 1.0))
         done = b.border(flows, ready)
-        if not isl.host_memory:
+        if isl.staged:
             b.island(StepKind.COPY, target, out, wait=done)
     else:
         if isl.size == 1:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from hetccl.core.algorithms.blocks import Blocks, transfer
-from hetccl.core.algorithms.common import Places, Shared, needs_segments, segment_elements
+from hetccl.core.algorithms.common import Places, Shared, block_segment
 from hetccl.core.algorithms.gather import entry
 from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Plan, PlanBuilder, Slice, StepKind
 from hetccl.core.topology import Topology
@@ -21,16 +21,12 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
     n, single, at_root = topology.size, len(topology.islands) == 1, rank == shared.root
     b, blocks = PlanBuilder(), Blocks(shared, rank, topology.size, places)
     out = blocks.at(Buffer.OUT, 0, rank)
-    segment = (
-        0
-        if single or shared.counts or all(i.host_memory for i in topology.islands)
-        else segment_elements(topology, shared, 1, needs_segments(topology))
-    )
+    segment = block_segment(topology, shared)
     if mine != root_island:
-        target = out if isl.host_memory else blocks.scratch(Buffer.HOST_SCRATCH, rank)
+        target = out if not isl.staged else blocks.scratch(Buffer.HOST_SCRATCH, rank)
         source = entry(topology, shared.root, rank)
         done = b.border([Flow(FlowKind.RECV, Channel.RESULT, (source,), dst=target)])
-        if not isl.host_memory:
+        if isl.staged:
             b.island(StepKind.COPY, target, out, wait=done)
     else:
         leaving: list[tuple[int, Slice]] = []  # (rank, its block) that I send
@@ -45,7 +41,7 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
                 src = there
             if sender == rank:
                 leaving.append((q, src))
-        if not isl.host_memory:
+        if isl.staged:
             staged = [(q, src, blocks.scratch(Buffer.HOST_SCRATCH, q)) for q, src in leaving]
             for _, src, dst in staged:
                 b.island(StepKind.COPY, src, dst)
