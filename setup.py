@@ -58,7 +58,7 @@ EXTENSIONS = [
     extension("hetccl.vendors.host_memory", COMBINE),
     extension("hetccl.vendors.nccl_calls", libraries=("pthread",)),
     extension("hetccl.vendors.nccl_shaped"),
-    extension("hetccl.vendors.cuda_shaped", "hetccl/vendors/cuda_device.c"),
+    extension("hetccl.vendors.cuda_shaped", "hetccl/vendors/cuda_device.c", "hetccl/vendors/cuda_spin.c"),
     extension("hetccl.vendors.host._host", *ISLAND),
     extension("hetccl.vendors.sim._sim", *SIM, *ISLAND, libraries=("pthread",)),
     extension("hetccl.transports.shm._shm", "hetccl/transports/shm/ring.c", "hetccl/transports/shm/doorbell.c",

@@ -88,6 +88,7 @@ typedef struct hx_direct {
     int draining;
     hx_combiner combiner[HX_COMBINERS];
     hx_spin_words *words;
+    char *scratch;                          /* device memory: a piece a combiner, and one for exchanges of words */
 } hx_direct;
 
 /* ---- windows.c */

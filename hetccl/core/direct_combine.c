@@ -39,7 +39,7 @@ static int launch(hx_work *w, const hx_flow *f, hx_flow_state *st)
         .slots = HX_SLOTS, .base = m->base, .slot_bytes = HX_SLOT_BYTES, .count = st->n, .chunk = st->chunk,
         .scale = divisor_of(w, f), .arrive = (uint32_t *)&d->words->arrive[st->combiner].value,
         .freed = (uint32_t *)&d->words->freed[st->combiner].value, .stop = (uint32_t *)&d->words->stop.value,
-        .lane = (uint32_t)st->combiner, .blocks = BLOCKS, .timeout_ns = time_left(w), .stream = d->stream[stream]};
+        .scratch = d->scratch + st->combiner * HETCCL_SPIN_SCRATCH, .blocks = BLOCKS, .timeout_ns = time_left(w), .stream = d->stream[stream]};
     if (n + 1 > HETCCL_SPIN_SOURCES)
         return HETCCL_UNSUPPORTED;
     a.src[f->position] = st->src;
@@ -266,7 +266,8 @@ int hx_words_run(hx_work *w, const hx_flow *f, hx_flow_state *st, int *moved)
             .size = sizeof a, .dtype = w->plan->dtype, .redop = hx_combining(w->plan), .position = (uint32_t)f->position,
             .dst = st->dst, .src = st->src, .count = st->n, .scale = divisor_of(w, f), .out = win->words_out + half,
             .in = win->words_in + half, .flag = win->exchanges, .done = (uint32_t *)&words->done.value,
-            .stop = (uint32_t *)&words->stop.value, .timeout_ns = time_left(w), .stream = w->stream};
+            .stop = (uint32_t *)&words->stop.value, .scratch = c->direct->scratch + HX_COMBINERS * HETCCL_SPIN_SCRATCH,
+            .timeout_ns = time_left(w), .stream = w->stream};
         int rc = c->dev->exchange_words(c->dev_ctx, &a);
         if (rc != HETCCL_OK)
             return hx_direct_error(c, w, rc, "a kernel that exchanges");

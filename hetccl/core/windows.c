@@ -60,6 +60,14 @@ static int open_device(hx_comm *c)
     int rc = c->dev->host_alloc(c->dev_ctx, sizeof *d->words, (void **)&d->words);
     if (rc == HETCCL_OK)
         memset(d->words, 0, sizeof *d->words);
+    if (rc == HETCCL_OK && d->may_spin) {
+        size_t nbytes = (HX_COMBINERS + 1) * HETCCL_SPIN_SCRATCH;
+        rc = c->dev->alloc(c->dev_ctx, nbytes, (void **)&d->scratch);
+        if (rc == HETCCL_OK)
+            rc = c->dev->memset_async(c->dev_ctx, d->scratch, 0, nbytes, c->stream);
+        if (rc == HETCCL_OK)
+            rc = c->dev->stream_sync(c->dev_ctx, c->stream);
+    }
     for (int i = 0; i < HX_STREAMS && rc == HETCCL_OK; i++) {
         rc = c->dev->stream_create(c->dev_ctx, &d->stream[i]);
         if (rc == HETCCL_OK)
@@ -155,6 +163,8 @@ static void close_device(hx_comm *c)
         if (d->combiner[i].staging)
             c->dev->host_free(c->dev_ctx, d->combiner[i].staging);
     }
+    if (d->scratch)
+        c->dev->free(c->dev_ctx, d->scratch);
     if (d->words)
         c->dev->host_free(c->dev_ctx, d->words);
 }

@@ -88,6 +88,7 @@ typedef struct hetccl_reduce_args {
 } hetccl_reduce_args;
 
 #define HETCCL_SPIN_SOURCES 8
+#define HETCCL_SPIN_SCRATCH 256
 
 /* A kernel that stays and combines chunk after chunk of dst as they are announced. Chunk t (of `chunk` elements, the last one
  * of what is left) may be combined once *arrive has come to base + t + 1, and is done when *freed has; counts wrap. The words
@@ -104,7 +105,8 @@ typedef struct hetccl_resident_args {
     size_t slot_bytes, count, chunk;          /* count, chunk: elements; chunk bytes are a multiple of 16 */
     double scale;                             /* as in hetccl_reduce_args */
     uint32_t *arrive, *freed, *stop;
-    uint32_t lane, blocks;                    /* kernels that may run at once have different lanes, 0 to 3; blocks: how many */
+    uint32_t blocks, pad;
+    void *scratch;                            /* HETCCL_SPIN_SCRATCH bytes of device memory, zero at first; one kernel at a time */
     uint64_t timeout_ns;
     void *stream;
 } hetccl_resident_args;
@@ -124,6 +126,7 @@ typedef struct hetccl_exchange_args {
     const void *in;
     uint32_t flag, pad;
     uint32_t *done, *stop;
+    void *scratch;                            /* as above */
     uint64_t timeout_ns;
     void *stream;
 } hetccl_exchange_args;
