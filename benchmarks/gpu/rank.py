@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import direct
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -350,6 +351,9 @@ BODIES: dict[str, Callable[..., dict[str, Any]]] = {
     "streams": streams,
     "synchronised": synchronised,
     "interleaved": interleaved,
+    "bits": direct.bits,
+    "times": direct.times,
+    "beside": direct.beside,
 }
 
 if __name__ == "__main__":

@@ -151,13 +151,16 @@ template <class E> HETCCL_FN void hetccl_resident(const hetccl_resident_args &a)
         const uint64_t packs = odd & 15u ? 0 : n / V;
         for (uint64_t i = me; i < packs; i += U * all) {
             pack x[U], y[U];
+#pragma unroll
             for (int u = 0; u < U; u++)
                 if (i + u * all < packs) {
                     x[u].w = hetccl_load16(s0 + 16 * (i + u * all));
                     y[u].w = hetccl_load16(s1 + 16 * (i + u * all));
                 }
+#pragma unroll
             for (int u = 0; u < U; u++)
                 if (i + u * all < packs) {
+#pragma unroll
                     for (int v = 0; v < V; v++) {
                         C c = E::step(a.op, E::read(x[u].e[v]), E::read(y[u].e[v]));
                         for (uint32_t k = 2; k < a.n_src; k++)
@@ -203,6 +206,7 @@ template <class E> HETCCL_FN void hetccl_words(const hetccl_words_args &a)
     for (uint32_t i = me; i < words; i += all) {
         pack p;
         p.u[0] = p.u[1] = 0;
+#pragma unroll
         for (uint32_t v = 0; v < W; v++)
             if (i * W + v < n)
                 p.e[v] = src[i * W + v];
@@ -220,6 +224,7 @@ template <class E> HETCCL_FN void hetccl_words(const hetccl_words_args &a)
         pack p;
         p.u[0] = w.v[0];
         p.u[1] = w.v[2];
+#pragma unroll
         for (uint32_t v = 0; v < W; v++)
             if (i * W + v < n) {
                 C mine = E::read(src[i * W + v]), other = E::read(p.e[v]);
