@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hetccl.core import _state, lifecycle, log, registry
+from hetccl.core import _state, direct, lifecycle, log, registry
 from hetccl.core._engine import Core, Work
 from hetccl.core.arguments import number, redop, same_size
 from hetccl.core.bootstrap import join
@@ -95,8 +95,8 @@ class Communicator(Collectives):
         failures = Failures(
             joined.topology,
             self.rank,
-            lambda: _state.board_calls(self._core.address),
-            lambda: self._core.aborted_by,
+            joined.control.calls,
+            joined.control.aborted_by,
             joined.control.state,
         )
         self._packing = Packing(joined.device)
@@ -110,17 +110,19 @@ class Communicator(Collectives):
             len(joined.control.local_ranks), config.check != "off", joined.order == "island",
         )  # fmt: skip
         _state.set_groups(self._core.address, joined.comms.groups)
-        control = joined.control
-        self._core.set_shared(joined.topology.chunk_bytes, control.address, control.owner)
         for table in joined.tables.values():
             self._core.add_transport(table)
         self._endpoints: dict[int, tuple[str, int]] = {}
         self._connector = Connector(self.rank, joined.transports, joined.tables, self._linked)
         self._connector.start(joined.records)
         self._connector.connect_border(joined.topology.border_pairs(), joined.deadline, joined.check)
+        if direct.agree(self._core, joined, config.device_path):
+            self._planner.use_direct()
+        control = joined.control
+        self._core.set_shared(joined.topology.chunk_bytes, control.address, control.owner)
         self._core.start()
         self._watch = Watch(
-            self._core, self.size, joined.control.state, bool(joined.ccl.caps & 2),
+            self._core, control, bool(joined.ccl.caps & 2),
             lambda: str(failures(self._core.failed, "", self._core.failed_ranks())),
         )  # fmt: skip
         reactor().every_tick(self._watch.tick)

@@ -56,6 +56,7 @@ class Config:
     socket_ifname: str = ""
     border_rate: int = 0
     topology: str = ""
+    device_path: str = "auto"
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -395,5 +396,14 @@ VARIABLES: tuple[Variable, ...] = (
         "Slows down what this rank sends and receives between islands, all communicators together, each way: for "
         "experiments. Unset: as fast as the transports are.",
         parse_rate,
+    ),
+    Variable(
+        "HETCCL_DEVICE_PATH",
+        "auto, resident, kernel, host or staged",
+        "auto",
+        "How data of devices crosses between islands of one host. Straight between device and shared pinned memory, summed "
+        "by a resident kernel, by a kernel a chunk, or by the host; or staged through private memory. auto: the fastest "
+        "that works on all ranks. Where one rank says staged, all are.",
+        _one_of("auto", "resident", "kernel", "host", "staged"),
     ),
 )

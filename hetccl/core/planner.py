@@ -88,6 +88,7 @@ class Planner:
         self.forced = forced
         self.gate = Gate(topology, verify, rank)
         self.selector = Selector(topology, table or CostTable(), ALGORITHMS, forced)
+        self._verify, self._table = verify, table or CostTable()
         for op, name in forced.items():
             known = {o.label: sorted(a) for o, a in ALGORITHMS.items()}
             if op not in known or name not in known[op]:
@@ -97,6 +98,17 @@ class Planner:
                     variable="HETCCL_ALGORITHM",
                     value=f"{op}={name}",
                 )
+
+    def use_direct(self) -> None:
+        """Plans border messages from and into device memory. Before the first plan, and on all ranks or none."""
+        islands = tuple(replace(i, direct=not i.host_memory) for i in self.topology.islands)
+        self.topology = replace(self.topology, islands=islands, _place={})
+        self.gate = Gate(self.topology, self._verify, self.rank)
+        forced = dict(self.forced)
+        if len(islands) == 2 and all(i.size == 1 for i in islands):
+            # an exchange sends as many bytes as two steps of halves, and is as fast (docs/design/device-path.md)
+            forced.setdefault("all_reduce", "exchange")
+        self.selector = Selector(self.topology, self._table, ALGORITHMS, forced)
 
     def limits(self, op: int) -> tuple[int, ...]:
         """The last size in bytes of each bucket of an operation, but for the last bucket."""
@@ -161,7 +173,7 @@ class Planner:
             segments=len(mine.segments(count)),
             border_bytes=border * dtype.itemsize,
             border_bound=border_bound(self.topology, op, mine.plan_class, count, dtype.itemsize, root, counts),
-            staged=not island.host_memory,
+            staged=island.staged,
         )
 
     def _barrier(self) -> Plan:

@@ -86,7 +86,7 @@ class _Scatter:
             blocks.device = blocks.host = -(-blocks.extent(Buffer.IN, list(range(n))) // max(blocks.width, 1))
         self._reduce(buffer)
         ready = max((i for i, s in enumerate(b.steps) if s.lane == Lane.ISLAND), default=-1)
-        if not isl.host_memory:
+        if isl.staged:
             for first, count in self._all_pieces():
                 src = self.held[first]
                 self.held[first] = self._scratch(Buffer.HOST_SCRATCH, first, count)
@@ -164,7 +164,7 @@ class _Scatter:
                     continue
                 place = ReducePlace(src, dst, root, scratch, self.blocks.host, self.blocks.width)
                 reduce_to(b, isl, self.shared, self.me, place)
-                if root == self.me and not isl.host_memory:
+                if root == self.me and isl.staged:
                     self.blocks.host += isl.size
 
     def _target(self, first: int, n: int) -> Slice:

@@ -74,6 +74,7 @@ class Rank:
     def __init__(self, plan: Plan, layout: Layout, topology: Topology, first_thread: int) -> None:
         self.plan, self.layout = plan, layout
         self.device = not topology.island_of(plan.rank).host_memory
+        self.staged = topology.island_of(plan.rank).staged
         self.island_rank = topology.place(plan.rank)[1]
         self.order = {lane: plan.lane(lane) for lane in Lane}
         self.shift = layout.depth - 1
@@ -318,7 +319,7 @@ class Machine:
         begun: list[tuple[int, list[Proc]]] = []
         for number in range(step.first_flow, step.first_flow + step.n_flows):
             flow = plan.flows[number]
-            if rank.device and any(s.buffer not in (-1, Buffer.HOST_SCRATCH) for s in (flow.src, flow.dst)):
+            if rank.staged and any(s.buffer not in (-1, Buffer.HOST_SCRATCH) for s in (flow.src, flow.dst)):
                 raise Fault("sends or receives memory of the device; the border needs host memory")
             if rank.layout.length(flow.src if flow.src.buffer >= 0 else flow.dst, segment) == 0:
                 continue
