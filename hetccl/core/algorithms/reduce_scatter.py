@@ -88,7 +88,7 @@ def _reduced_blocks(
             b.island(StepKind.REDUCE, src, dst, root=root)
             continue
         reduce_to(b, isl, shared, me, ReducePlace(src, dst, root, scratch, blocks.host, blocks.width))
-        if root == me and isl.staged:
+        if root == me and not isl.host_memory:
             blocks.host += isl.size
     return held
 

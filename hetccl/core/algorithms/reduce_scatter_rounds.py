@@ -164,7 +164,7 @@ class _Scatter:
                     continue
                 place = ReducePlace(src, dst, root, scratch, self.blocks.host, self.blocks.width)
                 reduce_to(b, isl, self.shared, self.me, place)
-                if root == self.me and isl.staged:
+                if root == self.me and not isl.host_memory:
                     self.blocks.host += isl.size
 
     def _target(self, first: int, n: int) -> Slice:
