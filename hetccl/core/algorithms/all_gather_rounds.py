@@ -107,7 +107,7 @@ class _Gather:
             return runs(ranks, self.whole) if self.rank == self.head else []
         if part == self.mine:
             return [(self.rank, 1)]
-        return [(r, 1) for r in ranks if carrier(self.topology, self.mine, r) == self.rank]
+        return [(r, 1) for r in self.topology.border.carried(self.rank, part)]
 
     def _together(self, part: int) -> bool:
         if self.by_heads:  # its own island: all ranks have their own blocks

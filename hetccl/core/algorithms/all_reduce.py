@@ -125,8 +125,8 @@ def owners(topology: Topology, shared: Shared, rank: int, places: Places | None 
             ready = b.island(StepKind.COPY, mine.on(partial_buffer), mine.on(Buffer.HOST_SCRATCH, block), shift=shift)
             partial_buffer = result_buffer = Buffer.HOST_SCRATCH
         flows = []
-        for first, last, holders in border.pieces():
-            for owner, lo, hi in border.owned(first, last) if holders[isl.index] == rank else ():
+        for first, last, holders in border.pieces_of(rank):
+            for owner, lo, hi in border.owned(first, last):
                 part = b.range(partial_buffer, lo, hi).on(partial_buffer, block)
                 flows += _owner_flows(
                     topology, part, part.on(result_buffer, block), holders, owner, isl.index, after != 1.0

@@ -103,7 +103,7 @@ class _Scatter:
         ranks = self.topology.islands[part].ranks
         if self.by_heads:
             return runs(ranks, self.merges) if self.rank == self.head else []
-        return [(r, 1) for r in ranks if carrier(self.topology, self.mine, r) == self.rank]
+        return [(r, 1) for r in self.topology.border.carried(self.rank, part)]
 
     def _all_pieces(self) -> list[tuple[int, int]]:
         return [piece for i in self.topology.islands for piece in self._pieces(i.index)]
