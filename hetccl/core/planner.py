@@ -22,6 +22,7 @@ from hetccl.core.algorithms import (
 from hetccl.core.algorithms.common import Algorithm, Places, Shared
 from hetccl.core.cost import CostTable
 from hetccl.core.explain import Explanation, border_bound, describe_steps
+from hetccl.core.explain_border import describe_borders, describe_relays, describe_through, sent_between
 from hetccl.core.plan import Plan
 from hetccl.core.selector import Selector
 from hetccl.core.topology import Topology
@@ -153,11 +154,9 @@ class Planner:
             combined_by = self.ways.describe(algorithm, shared)
             algorithm = self.ways.apply(algorithm, shared)
         count = 1 if counts else nbytes // dtype.itemsize
-        mine = algorithm(self.topology, shared, self.rank, None)
-        border = sum(
-            sum(algorithm(self.topology, shared, r, None).sent_elements(count).values())
-            for r in range(self.topology.size)
-        )
+        plans = [algorithm(self.topology, shared, r, None) for r in range(self.topology.size)]
+        mine = plans[self.rank]
+        out, into = sent_between(self.topology, plans, count)
         island = self.topology.island_of(self.rank)
         return Explanation(
             op=op.label,
@@ -171,9 +170,12 @@ class Planner:
             paths=paths,
             steps=describe_steps(mine),
             segments=len(mine.segments(count)),
-            border_bytes=border * dtype.itemsize,
+            border_bytes=sum(out.values()) * dtype.itemsize,
             border_bound=border_bound(self.topology, op, mine.plan_class, count, dtype.itemsize, root, counts),
             staged=island.staged,
+            borders=describe_borders(self.topology, op),
+            relays=describe_relays(self.topology),
+            through=describe_through(self.topology, shared, plans, count, out, into),
         )
 
     def _barrier(self) -> Plan:
