@@ -29,7 +29,6 @@ cdef extern from "plan.h" nogil:
         int32_t group
         int32_t first_flow
         int32_t n_flows
-        int32_t exclusive
         hx_slice src
         hx_slice dst
         hx_slice len
@@ -41,6 +40,8 @@ cdef extern from "plan.h" nogil:
         int32_t give_back
         int32_t finish
         int32_t peer[8]
+        int32_t n_after
+        int32_t after[16]
         hx_slice src
         hx_slice dst
     ctypedef struct hx_plan:

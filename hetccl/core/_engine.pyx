@@ -114,7 +114,7 @@ cdef class Core:
         return self.cache.find(op, dtype, redop, root, op == 0 and count * hetccl_dtype_size(dtype) <= self.small_bytes, shape)
 
     cdef hx_work *collective(self, CompiledPlan plan, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, double timeout,
-                             double factor) except NULL:
+                             double factor, bint ours) except NULL:
         cdef size_t es = hetccl_dtype_size(plan.p.dtype)
         cdef hx_work *w
         if plan.p.redop == PREMUL_SUM and not hetccl_can_scale(plan.p.dtype, factor):
@@ -127,7 +127,7 @@ cdef class Core:
             raise MemoryError
         w.inp, w.out, w.count, w.factor = <char *>in_ptr, <char *>out_ptr, count, factor
         try:
-            if not self.c.host_memory and count:
+            if not self.c.host_memory and count and not ours:
                 if plan.p.in_blocks and self.on_host(in_ptr, plan.p.in_blocks * count * es):
                     w.user_in = w.inp
                 if plan.p.out_blocks and self.on_host(out_ptr, plan.p.out_blocks * count * es):
@@ -164,10 +164,10 @@ cdef class Core:
         return self.failure(status, text(self.c.fail_text), self.failed_ranks())
 
     cpdef int run(self, int op, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, int dtype, int redop, int root,
-                  double timeout, double factor=1.0, object shape=None, long long stream=-1) except -1:
-        """One collective, blocking unless it can be left to `stream`. Counts are as in `Communicator.run`."""
+                  double timeout, double factor=1.0, object shape=None, long long stream=-1, bint ours=False) except -1:
+        """One collective, blocking unless it can be left to `stream`. Counts and `ours` are as in `Communicator.run`."""
         cdef CompiledPlan plan = self.plan(op, dtype, redop, root, count, shape)
-        cdef hx_work *w = self.collective(plan, in_ptr, out_ptr, count, timeout, factor)
+        cdef hx_work *w = self.collective(plan, in_ptr, out_ptr, count, timeout, factor, ours)
         cdef int rc
         try:
             rc = self.begin(w, stream, 0)
@@ -213,7 +213,7 @@ cdef class Core:
                 raise
 
     cpdef Work post(self, int op, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, int dtype, int redop, int root, int tag,
-                    double timeout, object keep, object finish=None, double factor=1.0, object shape=None, long long stream=-1):
+                    double timeout, keep, finish=None, double factor=1.0, shape=None, long long stream=-1, bint ours=False):
         """Starts an operation. `keep` is held until it has ended; then `finish` runs. Send, receive: `root` is the peer (-1: any)."""
         cdef hx_work *w
         cdef CompiledPlan plan
@@ -224,7 +224,7 @@ cdef class Core:
             stream = -1
         else:
             plan = self.plan(op, dtype, redop, root, count, shape)
-            w = self.collective(plan, in_ptr, out_ptr, count, timeout, factor)
+            w = self.collective(plan, in_ptr, out_ptr, count, timeout, factor, ours)
             keep = (keep, plan)
         work.core, work.w, work.keep, work.finish = self, w, keep, finish
         work.finishing = None if finish is None else RLock()

@@ -56,10 +56,10 @@ cdef class CompiledPlan:
         if self.p.steps == NULL or self.p.flows == NULL:
             raise MemoryError
         signals = plan.signals() | set(plan.lane(0)[len(plan.lane(0)) - 1:])  # the last tells when a segment's scratch is free again
-        for i, step in enumerate(plan.steps):
-            self.fill_step(&self.p.steps[i], step, i in signals)
         for i, flow in enumerate(plan.flows):
             self.fill_flow(&self.p.flows[i], flow)
+        for i, step in enumerate(plan.steps):
+            self.fill_step(&self.p.steps[i], step, i in signals)
         for lane in range(2):
             order = plan.lane(lane)
             self.p.lane_len[lane] = len(order)
@@ -77,6 +77,7 @@ cdef class CompiledPlan:
         free(self.p.lane_steps[1])
 
     cdef fill_step(self, hx_step *to, step, bint signal):
+        cdef int i, k
         if step.n_src > 256:
             raise errors.UnsupportedError(
                 f"a reduction that the vendor's library lacks is composed for islands of up to 256 ranks, this one has {step.n_src}")
@@ -85,9 +86,14 @@ cdef class CompiledPlan:
         to.n_src, to.stride = step.n_src, step.stride
         to.first_flow, to.n_flows = step.first_flow, step.n_flows
         to.src, to.dst, to.len = slice_of(step.src), slice_of(step.dst), slice_of(step.len)
-        mine = self.plan.flows[step.first_flow:step.first_flow + step.n_flows]
-        uses = [(f.kind, f.channel, peer) for f in mine for peer in f.peers]
-        to.exclusive = len(set(uses)) == len(uses)
+        latest = {}  # the last flow so far of each use of a channel
+        for i in range(step.first_flow, step.first_flow + step.n_flows):
+            uses = self.plan.flows[i].uses
+            before = sorted({latest[use] for use in uses if use in latest})
+            self.p.flows[i].n_after = len(before)
+            for k, flow in enumerate(before):
+                self.p.flows[i].after[k] = flow
+            latest.update(dict.fromkeys(uses, i))
 
     cdef fill_flow(self, hx_flow *to, flow):
         cdef int i

@@ -100,7 +100,7 @@ hx_work *hx_work_get(hx_comm *c, const hx_plan *p)
     w->bound = 0;
     w->user_in = w->user_out = NULL;
     w->status = HETCCL_IN_PROGRESS;
-    w->asynchronous = w->has_caller = w->streamed = 0;
+    w->asynchronous = w->has_caller = w->streamed = w->captured = 0;
     w->stream = c->stream;
     w->source = -1;
     w->factor = 1.0;

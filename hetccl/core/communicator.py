@@ -196,6 +196,7 @@ class Communicator(Collectives):
         timeout: float = 0,
         factor: float = 1.0,
         stream: int = -1,
+        ours: bool = False,
     ) -> None:
         """One collective on memory at two addresses (equal: in place; broadcast uses `out_ptr`).
 
@@ -203,13 +204,14 @@ class Communicator(Collectives):
         or output (reduce_scatter, scatter), of a pair's block (all_to_all). `timeout` 0 is the communicator's. `factor`
         is this rank's, for premul_sum. A buffer that the rank does not need is 0. `stream` is the caller's stream: the
         operation comes after what it holds, and may still be under way on it at the return. -1: none; it has ended.
+        `ours`: the caller knows that both are memory of this rank's device, and it is not looked up.
         """
-        self._core.run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, factor, None, stream)
+        self._core.run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, factor, None, stream, ours)
 
     def post(
         self, op: int, in_ptr: int, out_ptr: int, count: int, dtype: int, redop: int = 0, root: int = 0, tag: int = 0,
         timeout: float = 0, keep: Any = None, finish: Callable[[], None] | None = None, factor: float = 1.0,
-        stream: int = -1,
+        stream: int = -1, ours: bool = False,
     ) -> Work:  # fmt: skip
         """The same, asynchronous; also SEND (from `in_ptr` to rank `root`) and RECV (into `out_ptr`, rank -1: any).
 
@@ -228,7 +230,7 @@ class Communicator(Collectives):
             if root == self.rank:
                 raise UsageError(f"rank {self.rank} cannot receive from itself")
         return self._core.post(
-            op, in_ptr, out_ptr, count, dtype, redop, root, tag, timeout, keep, finish, factor, None, stream
+            op, in_ptr, out_ptr, count, dtype, redop, root, tag, timeout, keep, finish, factor, None, stream, ours
         )
 
     # ---- what happened

@@ -101,6 +101,7 @@ typedef struct hx_work {
     void *stream;                      /* device work is enqueued here: the communicator's stream, or the caller's */
     void *caller;                      /* the caller's stream, if has_caller: its work so far comes first */
     int32_t has_caller, streamed;      /* streamed: all is enqueued, nothing is left to drive; ends at edge[1] */
+    int32_t captured;                  /* the caller's stream was being captured into a graph when it was enqueued */
     void *edge[2];                     /* events: on the caller's stream at the call; behind the last device step */
     char text[HX_TEXT];
     /* point to point (plan is NULL): p2p.c */

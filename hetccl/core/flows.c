@@ -31,7 +31,7 @@ void hx_flows_begin(hx_work *w, const hx_step *s, int64_t segment)
         st->pos = 0;
         for (int k = 0; k < f->n_peers; k++)
             st->sent[k] = 0;
-        st->done = st->n == 0;
+        st->done = st->n == 0 && !f->n_after;  /* one that others come after takes its turn, for theirs to be in order */
         st->sum = -1;
     }
 }
@@ -82,14 +82,14 @@ static int run_recv(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t chun
     }
     if (rc > HETCCL_IN_PROGRESS)
         return flow_error(w, p, f->peer[0], rc);
-    if (f->kind == HX_FLOW_FORWARD) {       /* what has arrived goes on from the user's memory */
-        int sent = send_up_to(w, f, 1, st->dst, &st->sent[1], st->pos, st->n, f->channel, chunk, es, moved);
+    int all = st->pos == st->n;
+    for (int k = 1; f->kind == HX_FLOW_FORWARD && k < f->n_peers; k++) {    /* what has arrived goes on from the user's memory */
+        int sent = send_up_to(w, f, k, st->dst, &st->sent[k], st->pos, st->n, f->channel, chunk, es, moved);
         if (sent > HETCCL_IN_PROGRESS)
             return sent;
-        st->done = st->pos == st->n && st->sent[1] == st->n;
-    } else {
-        st->done = st->pos == st->n;
+        all &= st->sent[k] == st->n;
     }
+    st->done = all;
     return st->done ? HETCCL_OK : HETCCL_IN_PROGRESS;
 }
 
@@ -252,19 +252,13 @@ static int run_exchange(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t 
     return HETCCL_OK;
 }
 
-/* Directions of channels that a flow uses, as a bit mask: which of its peers and ways an earlier unfinished flow blocks. */
-static int blocked(const hx_work *w, const hx_step *s, int i)
+/* Two flows that both send to, or receive from, one peer on one channel take turns: so messages come in the order of the
+ * flows, which plans make the same at both ends. */
+static int blocked(const hx_work *w, const hx_flow *f)
 {
-    const hx_flow *f = &w->plan->flows[i];
-    for (int e = s->first_flow; e < i; e++) {
-        if (w->flow[e].done)
-            continue;
-        for (int a = 0; a < w->plan->flows[e].n_peers; a++)
-            for (int b = 0; b < f->n_peers; b++)
-                if (w->plan->flows[e].peer[a] == f->peer[b] && w->plan->flows[e].channel == f->channel &&
-                    w->plan->flows[e].kind == f->kind)
-                    return 1;
-    }
+    for (int i = 0; i < f->n_after; i++)
+        if (!w->flow[f->after[i]].done)
+            return 1;
     return 0;
 }
 
@@ -278,7 +272,7 @@ int hx_flows_progress(hx_work *w, const hx_step *s, int *moved)
         int rc;
         if (st->done)
             continue;
-        if (!s->exclusive && blocked(w, s, i)) {
+        if (blocked(w, f)) {
             all = 0;
             continue;
         }

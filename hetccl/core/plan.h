@@ -49,14 +49,13 @@ typedef struct hx_step {
     int32_t as_bytes;               /* vendor call moves the elements as bytes */
     int32_t group;                  /* vendor call of a part of the island, see topology.py; the others only pass by */
     int32_t first_flow, n_flows;
-    int32_t exclusive;              /* flows: no two use one channel of one peer in one direction */
     hx_slice src, dst, len;
 } hx_step;
 
 enum {
     HX_FLOW_SEND,                   /* src to peer[0] */
     HX_FLOW_RECV,                   /* dst from peer[0] */
-    HX_FLOW_FORWARD,                /* dst from peer[0], and on to peer[1] */
+    HX_FLOW_FORWARD,                /* dst from peer[0], and on to all others */
     HX_FLOW_OWN,                    /* dst = op over src and the peers' contributions in island order; `give_back`: to all peers */
     HX_FLOW_PASS,                   /* like OWN, and the result goes on, as a contribution, to the last of the peers */
     HX_FLOW_EXCHANGE                /* src to all peers, dst = op over all in island order; everybody does the same */
@@ -68,6 +67,8 @@ typedef struct hx_flow {
     int32_t give_back;
     int32_t finish;                 /* divide by the plan's divisor after combining */
     int32_t peer[HX_FAN];           /* ranks, in island order */
+    int32_t n_after;
+    int32_t after[2 * HX_FAN];      /* earlier flows of the step that use the same channel of a peer the same way: they go first */
     hx_slice src, dst;
 } hx_flow;
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from hetccl.types import DType, Op, RedOp
 
@@ -105,6 +106,30 @@ class Flow:
     position: int = 0
     give_back: bool = False
     finish: bool = False
+
+    @cached_property
+    def uses(self) -> frozenset[tuple[bool, int, int]]:
+        """(whether it sends, peer, channel) of all its messages. Of two flows of a step that share one, the first goes
+        first."""
+        channel, first, last = int(self.channel), self.peers[:1], self.peers[-1:]
+        sends: tuple[int, ...] = ()
+        takes: tuple[int, ...] = ()
+        if self.kind == FlowKind.SEND:
+            sends = self.peers
+        elif self.kind == FlowKind.RECV:
+            takes = self.peers
+        elif self.kind == FlowKind.FORWARD:
+            takes, sends = first, self.peers[1:]
+        elif self.kind == FlowKind.PASS:
+            takes, sends = self.peers[:-1], last
+        elif self.kind == FlowKind.EXCHANGE:
+            takes = sends = self.peers
+        else:
+            takes, sends = self.peers, self.peers if self.give_back else ()
+        combines = self.kind in (FlowKind.OWN, FlowKind.PASS, FlowKind.EXCHANGE)
+        into = int(Channel.CONTRIBUTE) if combines else channel
+        out = int(Channel.RESULT) if self.kind == FlowKind.OWN else channel
+        return frozenset({(False, p, into) for p in takes} | {(True, p, out) for p in sends})
 
 
 @dataclass(frozen=True)

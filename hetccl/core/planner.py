@@ -7,15 +7,21 @@ from dataclasses import replace
 
 from hetccl.core.algorithms import (
     all_gather,
+    all_gather_rounds,
     all_reduce,
+    all_reduce_rounds,
     all_to_all,
     broadcast,
+    broadcast_heads,
+    broadcast_parts,
     gather,
     reduce,
     reduce_scatter,
+    reduce_scatter_rounds,
     scatter,
 )
 from hetccl.core.algorithms.common import Algorithm, Places, Shared
+from hetccl.core.algorithms.reach import serves
 from hetccl.core.explain import Explanation, border_bound, describe_steps
 from hetccl.core.plan import Plan
 from hetccl.core.topology import Topology
@@ -30,10 +36,30 @@ __all__ = ["Planner", "Shape", "reducible"]
 Shape = tuple[tuple[int, ...], Places]  # lengths of the blocks, equal on all ranks, and where they lie on this one
 
 ALGORITHMS: dict[Op, dict[str, Algorithm]] = {
-    Op.ALL_REDUCE: {"exchange": all_reduce.exchange, "owners": all_reduce.owners},
-    Op.BROADCAST: {"chain": broadcast.chain},
-    Op.ALL_GATHER: {"direct": all_gather.direct},
-    Op.REDUCE_SCATTER: {"direct": reduce_scatter.direct},
+    Op.ALL_REDUCE: {
+        "exchange": all_reduce.exchange,
+        "owners": all_reduce.owners,
+        "ring": all_reduce_rounds.ring,
+        "tree": all_reduce_rounds.tree,
+    },
+    Op.BROADCAST: {
+        "chain": broadcast.chain,
+        "direct": broadcast_heads.direct,
+        "owners": broadcast_parts.owners,
+        "tree": broadcast_heads.tree,
+    },
+    Op.ALL_GATHER: {
+        "direct": all_gather.direct,
+        "heads": all_gather_rounds.heads,
+        "ring": all_gather_rounds.ring,
+        "tree": all_gather_rounds.tree,
+    },
+    Op.REDUCE_SCATTER: {
+        "direct": reduce_scatter.direct,
+        "heads": reduce_scatter_rounds.heads,
+        "ring": reduce_scatter_rounds.ring,
+        "tree": reduce_scatter_rounds.tree,
+    },
     Op.REDUCE: {"chain": reduce.chain},
     Op.GATHER: {"direct": gather.direct},
     Op.SCATTER: {"direct": scatter.direct},
@@ -41,9 +67,6 @@ ALGORITHMS: dict[Op, dict[str, Algorithm]] = {
 }
 
 REDUCING = frozenset({Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.REDUCE})
-
-# What the verifier understands so far: not transfers inside an island, passing on, or blocks of own lengths.
-PROVED = (Op.ALL_REDUCE, Op.BROADCAST, Op.ALL_GATHER, Op.REDUCE_SCATTER)
 
 # Up to these sizes one exchange of everything beats two steps of halves (measured, docs/results/). With vendor
 # calls around it, the exchange also saves two of them.
@@ -90,9 +113,7 @@ class Planner:
         algorithm = self._algorithm(shared, small)
         if shared.op in REDUCING:
             algorithm = self.ways.apply(algorithm, shared)
-        proved = shared.op in PROVED and self.ways.wanted != "border"
-        if proved and not counts and shared.redop != RedOp.PREMUL_SUM:
-            self.gate.check(shared, lambda topology, what, rank: algorithm(topology, what, rank, None))
+        self.gate.check(shared, algorithm)
         return algorithm(self.topology, shared, self.rank, places)
 
     def explain(
@@ -140,17 +161,29 @@ class Planner:
     def _barrier(self) -> Plan:
         """An all_reduce of next to nothing, whatever is forced for real ones."""
         shared = Shared(Op.ALL_REDUCE, DType.INT32, RedOp.SUM)
-        algorithm = all_reduce.island if len(self.topology.islands) == 1 else all_reduce.exchange
-        self.gate.check(shared, lambda topology, what, rank: algorithm(topology, what, rank, None))
+        algorithm = self._chosen(shared, small=True)
+        self.gate.check(shared, algorithm)
         return replace(algorithm(self.topology, shared, self.rank, None), op=Op.BARRIER)
 
     def _algorithm(self, shared: Shared, small: bool) -> Algorithm:
+        algorithm = self._chosen(shared, small)
+        return self._combinable(shared, algorithm) if shared.op in REDUCING else algorithm
+
+    def _chosen(self, shared: Shared, small: bool) -> Algorithm:
         if shared.op == Op.ALL_REDUCE and len(self.topology.islands) == 1:
             return all_reduce.island
-        name = self.forced.get(shared.op.label) or ("exchange" if small else "owners")
-        choices = ALGORITHMS[shared.op]
-        algorithm = choices.get(name) or next(iter(choices.values()))
-        return self._combinable(shared, algorithm) if shared.op in REDUCING else algorithm
+        choices = self._choices(shared)
+        forced = self.forced.get(shared.op.label)
+        if forced and forced not in choices:
+            raise UnsupportedError(
+                f"HETCCL_ALGORITHM={shared.op.label}={forced}: it wants direct links between all islands and all ranks "
+                f"at the border, equally fast; here serve: {', '.join(choices)}"
+            )
+        name = forced or ("exchange" if small else "owners")
+        return choices.get(name) or next(iter(choices.values()))
+
+    def _choices(self, shared: Shared) -> dict[str, Algorithm]:
+        return {n: a for n, a in ALGORITHMS[shared.op].items() if serves(a, self.topology)}
 
     def _combinable(self, shared: Shared, algorithm: Algorithm) -> Algorithm:
         """The algorithm, or another where HETCCL_COMBINE forces a way to combine that it has no place for."""
@@ -158,7 +191,7 @@ class Planner:
         if not wrong:
             return algorithm
         if shared.op.label not in self.forced:
-            for other in ALGORITHMS[shared.op].values():
+            for other in self._choices(shared).values():
                 if not self.ways.fits(other, shared):
                     return other
         raise UnsupportedError(

@@ -11,40 +11,46 @@ __all__ = ["chain"]
 
 
 def chain(topology: Topology, shared: Shared, rank: int, places: Places | None = None) -> Plan:
-    """(C-1)S border bytes, at most S through one island. The buffer is OUT on every rank."""
+    """(C-1)S border bytes; where links allow, at most S through one island, else along a tree with few branches. The
+    buffer is OUT on every rank."""
+    border = topology.border
     root_island, root_index = topology.place(shared.root)
     mine, me = topology.place(rank)
-    isl = topology.islands[mine]
-    order = [root_island] + [i for i in range(len(topology.islands)) if i != root_island]
-    heads = [shared.root] + [topology.islands[i].ranks[0] for i in order[1:]]
-    at = order.index(mine)
+    isl, single = topology.islands[mine], len(topology.islands) == 1
+    parents = border.chain(root_island)
+    heads = [border.head(i.index) for i in topology.islands]
+    if single or border.at_border(shared.root):
+        heads[root_island] = shared.root
     b = PlanBuilder()
     out = b.whole(Buffer.OUT)
     host_blocks = 0
-    if rank == heads[at] and len(order) > 1:
-        buffer, wait = out, -1
+    if mine == root_island and heads[mine] != shared.root:  # the root is not at the border: its island first
+        island_broadcast(b, isl, shared, out, root_index)
+    if rank == heads[mine] and not single:
+        buffer, wait = out, len(b.steps) - 1
         if not isl.host_memory:
             buffer, host_blocks = out.on(Buffer.HOST_SCRATCH), 1
-            if at == 0:
+            if mine == root_island:
                 wait = b.island(StepKind.COPY, out, buffer)
-        onward = heads[at + 1 : at + 2]
-        if at == 0:
-            flow = Flow(FlowKind.SEND, Channel.RESULT, tuple(onward), src=buffer)
+        onward = tuple(heads[c] for c, up in enumerate(parents) if up == mine)
+        if mine == root_island:
+            flows = [Flow(FlowKind.SEND, Channel.RESULT, (h,), src=buffer) for h in onward]
         elif onward:
-            flow = Flow(FlowKind.FORWARD, Channel.RESULT, (heads[at - 1], *onward), dst=buffer)
+            flows = [Flow(FlowKind.FORWARD, Channel.RESULT, (heads[parents[mine]], *onward), dst=buffer)]
         else:
-            flow = Flow(FlowKind.RECV, Channel.RESULT, (heads[at - 1],), dst=buffer)
-        done = b.border([flow], wait)
-        if at == 0:
-            island_broadcast(b, isl, shared, out, me)
-        else:
+            flows = [Flow(FlowKind.RECV, Channel.RESULT, (heads[parents[mine]],), dst=buffer)]
+        done = b.border(flows, wait)
+        if mine != root_island:
             if not isl.host_memory:
                 done = b.island(StepKind.COPY, buffer, out, wait=done)
                 done = -1
             island_broadcast(b, isl, shared, out, me, done)
-    else:
-        island_broadcast(b, isl, shared, out, root_index if at == 0 else 0)
-    single = len(topology.islands) == 1
+        elif rank == shared.root:
+            island_broadcast(b, isl, shared, out, me)
+    elif mine != root_island:
+        island_broadcast(b, isl, shared, out, topology.place(heads[mine])[1])
+    elif heads[mine] == shared.root:
+        island_broadcast(b, isl, shared, out, root_index)
     return Plan(
         shared.op,
         shared.dtype,

@@ -26,6 +26,7 @@ __all__ = [
     "prescaled",
     "reduce_to",
     "segment_elements",
+    "segment_of_blocks",
 ]
 
 HALF_TYPES = frozenset(
@@ -92,6 +93,13 @@ def needs_segments(topology: Topology) -> int:
     if all(i.size == 1 and i.host_memory for i in topology.islands):
         return 0
     return min(i.segment_bytes for i in topology.islands)
+
+
+def segment_of_blocks(topology: Topology, shared: Shared) -> int:
+    """Elements of a segment of operations on a block a rank; 0 where a block is one segment."""
+    if len(topology.islands) == 1 or shared.counts or all(i.host_memory for i in topology.islands):
+        return 0
+    return segment_elements(topology, shared, 1, needs_segments(topology))
 
 
 def prescaled(

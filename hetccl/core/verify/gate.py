@@ -8,10 +8,9 @@ announced, and the others would wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from hetccl.core.algorithms.common import HALF_TYPES, Shared
+from hetccl.core.algorithms.common import HALF_TYPES, Algorithm, Shared
 from hetccl.core.plan import Plan
 from hetccl.core.topology import Topology
 from hetccl.core.verify.checker import check_capabilities, verify_class
@@ -32,12 +31,12 @@ class Gate:
         self._proved: set[object] = set()
         self.proofs = 0  # made, not remembered
 
-    def check(self, shared: Shared, make: Callable[[Topology, Shared, int], Plan]) -> None:
+    def check(self, shared: Shared, make: Algorithm) -> None:
         """Proves the plans that `make` gives all ranks. Raises `PlanFault` (an `InternalError`)."""
         topology, always = self._topology, self._mode == "always"
         if self._mode == "off" or (topology.size > MOST_RANKS and not always):
             return
-        plans = [make(topology, shared, rank) for rank in range(topology.size)]
+        plans = [make(topology, shared, rank, None) for rank in range(topology.size)]
         try:
             check_capabilities(topology, plans)
             form = _form(shared, plans)
