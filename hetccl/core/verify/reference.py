@@ -121,7 +121,7 @@ class _Rank(Flows):
         self, world: _World, plan: Plan, data: list[float], count: int, together: tuple[int, int] | None
     ) -> None:
         self.world, self.calls, self.plan, self.count = world, world.calls, plan, count
-        self.island = world.topology.island_of(plan.rank)
+        self.island, self.islands = world.topology.island_of(plan.rank), len(world.topology.islands)
         self.me = world.topology.place(plan.rank)[1]
         self.device = not self.island.host_memory
         self.lengths = plan.segments(count)
@@ -327,7 +327,7 @@ class _Rank(Flows):
         kind, n, root, size = first.step.kind, first.n, first.step.root, len(calls)
         reads = n * size if kind in (StepKind.REDUCE_SCATTER, StepKind.ALL_TO_ALL) else n
         one = kind in (StepKind.BROADCAST, StepKind.TRANSFER)
-        members = groups_of(size, len(self.world.topology.islands))[first.step.group]
+        members = groups_of(size, self.islands)[first.step.group]
         data = [
             self.load(*c.src, reads) if i in members and (not one or i == root) else [] for i, c in enumerate(calls)
         ]
