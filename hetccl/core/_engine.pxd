@@ -66,6 +66,7 @@ cdef extern from "plan.h" nogil:
         double scale_divisor
         int32_t device_sums
         int32_t reads_out
+        int32_t crosses
         uint32_t digest
 
 

@@ -38,7 +38,6 @@ cdef class Core:
     cdef readonly PlanCache cache
     cdef object failure
     cdef list keep
-    cdef size_t small_bytes
     cdef readonly dict operations
     cdef public double timeout  # seconds, of operations that name none
     cdef bint closed, forked
@@ -77,9 +76,9 @@ cdef class Core:
         if not self.c.host_memory:
             device.check(device.ops.stream_create(device.ctx, &self.c.stream), "stream_create")
 
-    def set_shared(self, size_t chunk_bytes, size_t small_bytes, uintptr_t board, board_owner):
-        """Bytes of a wire message, up to how many an all_reduce is of the latency class, and the arrival board."""
-        self.c.chunk_bytes, self.small_bytes = chunk_bytes, small_bytes
+    def set_shared(self, size_t chunk_bytes, uintptr_t board, board_owner):
+        """Bytes of a wire message, and the arrival board."""
+        self.c.chunk_bytes = chunk_bytes
         self.c.board = <hx_board *>board
         self.keep.append(board_owner)
 
@@ -111,7 +110,7 @@ cdef class Core:
         hx_engine_add(self.c)
 
     cdef CompiledPlan plan(self, int op, int dtype, int redop, int root, size_t count, shape):
-        return self.cache.find(op, dtype, redop, root, op == 0 and count * hetccl_dtype_size(dtype) <= self.small_bytes, shape)
+        return self.cache.find(op, dtype, redop, root, count * hetccl_dtype_size(dtype), shape)
 
     cdef hx_work *collective(self, CompiledPlan plan, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, double timeout,
                              double factor, bint ours) except NULL:

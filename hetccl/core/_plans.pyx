@@ -15,14 +15,33 @@ cdef Py_ssize_t SHAPES = 256  # plans of block lengths that are kept, the oldest
 
 @cython.final
 cdef class PlanCache:
-    """Compiled plans of a communicator. `planner(op, dtype, redop, root, small, shape)` makes the plan of a class."""
+    """Compiled plans of a communicator. `planner.limits(op)` gives the last size in bytes of each bucket of an operation,
+    `planner.plan(op, dtype, redop, root, bucket, shape)` makes the plan of a class."""
 
     def __cinit__(self, planner):
+        cdef int op
         self.plans, self.shaped, self.planner = {}, {}, planner
+        for op in range(OPS):
+            self.n_limits[op] = -1
 
-    cdef CompiledPlan find(self, int op, int dtype, int redop, int root, bint small, shape):
+    cdef int learn(self, int op) except -1:
+        found = self.planner.limits(op)
+        if len(found) > LIMITS:
+            raise errors.InternalError(f"{len(found)} buckets of sizes of operation {op}, but at most {LIMITS} can be")
+        for i, limit in enumerate(found):
+            self.limits[op][i] = limit
+        self.n_limits[op] = len(found)
+        return 0
+
+    cdef CompiledPlan find(self, int op, int dtype, int redop, int root, uint64_t nbytes, shape):
         """`shape` is None, or says how long each rank's block is and where it lies (the v forms)."""
-        cdef uint64_t key = (<uint64_t>root << 32) | (<uint64_t>small << 24) | (redop << 16) | (dtype << 8) | op
+        cdef int bucket = 0
+        if shape is None and 0 <= op < OPS:
+            if self.n_limits[op] < 0:
+                self.learn(op)
+            while bucket < self.n_limits[op] and nbytes > self.limits[op][bucket]:
+                bucket += 1
+        cdef uint64_t key = (<uint64_t>root << 32) | (<uint64_t>bucket << 24) | (redop << 16) | (dtype << 8) | op
         plans = self.plans if shape is None else self.shaped
         exact = key if shape is None else (key, shape)
         found = plans.get(exact)
@@ -30,7 +49,7 @@ cdef class PlanCache:
             self.hits += 1
             return <CompiledPlan>found
         self.misses += 1
-        found = CompiledPlan(self.planner(op, dtype, redop, root, small, shape))
+        found = CompiledPlan(self.planner.plan(op, dtype, redop, root, bucket, shape))
         if shape is not None and len(plans) >= SHAPES:
             del plans[next(iter(plans))]  # works in flight hold theirs
         plans[exact] = found
@@ -50,6 +69,7 @@ cdef class CompiledPlan:
         self.p.device_blocks, self.p.host_blocks = plan.device_blocks, plan.host_blocks
         self.p.divisor, self.p.scale_divisor = plan.divisor, plan.scale_divisor
         self.p.reads_out, self.p.digest, self.p.device_sums = plan.reads_out, plan.digest, plan.device_sums
+        self.p.crosses = plan.plan_class != "island"
         self.p.n_steps, self.p.n_flows = len(plan.steps), len(plan.flows)
         self.p.steps = <hx_step *>calloc(max(1, self.p.n_steps), sizeof(hx_step))
         self.p.flows = <hx_flow *>calloc(max(1, self.p.n_flows), sizeof(hx_flow))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,14 +22,15 @@ from hetccl.core.explain import Explanation
 from hetccl.core.failures import Failures
 from hetccl.core.planner import Planner
 from hetccl.core.reactor import reactor
-from hetccl.core.store import Store, open_store
+from hetccl.core.store import Store
+from hetccl.core.topology_file import TopologyFile
 from hetccl.core.watch import Watch
 from hetccl.core.work import ensure_completion_thread
-from hetccl.errors import ConfigError, HetcclError, UsageError
+from hetccl.errors import HetcclError, UsageError
 from hetccl.transports.base import Link, Transport
 from hetccl.types import DType, Op, RedOp
 
-__all__ = ["Communicator", "init"]
+__all__ = ["Communicator"]
 
 _log = logging.getLogger("hetccl")
 
@@ -40,8 +40,9 @@ class Communicator(Collectives):
 
     `store` is what the ranks meet through (torch's stores, or `hetccl.core.store.DirectoryStore`); it may die once the
     communicator exists. `ranks` ("oneccl:2,host:2") and `transports` ("shm,tcp") override the variables of the same
-    meaning. `timeout` is in seconds, for joining and for each operation. Where nothing says which vendor a rank is, it
-    is the best one for `device_type` ("cpu", "cuda"). Blocks until all ranks have joined.
+    meaning, `topology` (a path, or what `load_topology` returns) HETCCL_TOPOLOGY. `timeout` is in seconds, for joining
+    and for each operation. Where nothing says which vendor a rank is, it is the best one for `device_type` ("cpu",
+    "cuda"). Blocks until all ranks have joined.
 
     Buffers are arrays of any library (see `buffers.py`). Counts are elements, and equal on all ranks.
     """
@@ -57,6 +58,7 @@ class Communicator(Collectives):
         transports: str | None = None,
         timeout: float | None = None,
         device_type: str = "cpu",
+        topology: str | TopologyFile | None = None,
     ) -> None:
         config = Config.from_env()
         log.set_up(config.log)
@@ -65,7 +67,9 @@ class Communicator(Collectives):
         self.timeout = timeout or config.timeout
         self._closed = self._forked = False
         started = time.monotonic()
-        joined = self._joined = join(store, rank, size, name, ranks, transports, config, self.timeout, device_type)
+        joined = self._joined = join(
+            store, rank, size, name, ranks, transports, config, self.timeout, device_type, topology
+        )
         try:
             self._build(config)
         except BaseException as error:
@@ -85,8 +89,9 @@ class Communicator(Collectives):
         # torch's words for the devices whose memory this rank's vendor takes directly, and which of them is ours
         self.device_types, self.device_index = joined.device_types, joined.device_index
         self._planner = Planner(
-            joined.topology, self.rank, config.algorithm, config.chunk_bytes, config.verify, joined.combine
-        )
+            joined.topology, self.rank, config.algorithm, config.chunk_bytes, config.verify, joined.costs,
+            joined.combine,
+        )  # fmt: skip
         failures = Failures(
             joined.topology,
             self.rank,
@@ -95,7 +100,7 @@ class Communicator(Collectives):
             joined.control.state,
         )
         self._packing = Packing(joined.device)
-        self._core = Core(self.rank, self.size, self._planner.plan, failures, self.timeout)
+        self._core = Core(self.rank, self.size, self._planner, failures, self.timeout)
         island = joined.topology.island_of(self.rank)
         here = joined.topology.host_ids
         turns = {r: joined.records[r].process for r in island.ranks}
@@ -106,7 +111,7 @@ class Communicator(Collectives):
         )  # fmt: skip
         _state.set_groups(self._core.address, joined.comms.groups)
         control = joined.control
-        self._core.set_shared(joined.topology.chunk_bytes, self._planner.small_bytes, control.address, control.owner)
+        self._core.set_shared(joined.topology.chunk_bytes, control.address, control.owner)
         for table in joined.tables.values():
             self._core.add_transport(table)
         self._endpoints: dict[int, tuple[str, int]] = {}
@@ -253,12 +258,12 @@ class Communicator(Collectives):
         """Counters of this rank since the communicator was made."""
         raw = _state.counters(self._core.address)
         path_bytes: dict[str, int] = {}
-        border = 0
+        peer_bytes: dict[int, int] = {}
         for peer, (name, endpoint) in self._endpoints.items():
             sent = self._joined.tables[name].counters(endpoint)["bytes_sent"]
             key = self._connector.path(peer) or name
             path_bytes[key] = path_bytes.get(key, 0) + sent
-            border += sent
+            peer_bytes[peer] = sent
         return {
             "operations": {Op(op).label: n for op, n in self._core.operations.items()},
             "vendor": self._joined.vendor.name,
@@ -266,7 +271,8 @@ class Communicator(Collectives):
             "group_calls": raw["group_calls"],
             "device_sums": raw["device_sums"],
             "path_bytes": path_bytes,
-            "border_bytes": border,
+            "peer_bytes": peer_bytes,
+            "border_bytes": sum(peer_bytes.values()),
             "staged_bytes": raw["staged_bytes"],
             "plan_cache_hits": self._core.cache.hits,
             "plan_cache_misses": self._core.cache.misses,
@@ -424,27 +430,3 @@ class Communicator(Collectives):
         self._forked = True
         self._core.mark_forked()
         self._control.forget()
-
-
-def init(**options: Any) -> Communicator:
-    """The communicator of all ranks of the job: RANK, WORLD_SIZE and HETCCL_STORE (or MASTER_ADDR and MASTER_PORT)
-    say which.
-
-    `options` are those of `Communicator`.
-    """
-    try:
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except (KeyError, ValueError) as error:
-        raise ConfigError(
-            "RANK and WORLD_SIZE must say which rank this process is; start the job with torchrun or set them"
-        ) from error
-    config = Config.from_env()
-    url = config.store
-    if not url:
-        if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
-            raise ConfigError(
-                "where do the ranks meet? Set HETCCL_STORE=file:///folder (one host or a shared file system) or tcp://host:port",
-                variable="HETCCL_STORE",
-            )
-        url = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    return Communicator(open_store(url, rank, size, config.timeout), rank, size, **options)

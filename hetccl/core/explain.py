@@ -56,7 +56,8 @@ def border_bound(
         return 0
     nbytes = count * itemsize
     if op == Op.ALL_REDUCE:
-        return c * (c - 1) * nbytes if plan_class == "latency" else 2 * (c - 1) * nbytes
+        exchanged = plan_class == "latency" and topology.border.mesh
+        return c * (c - 1) * nbytes if exchanged else 2 * (c - 1) * nbytes
     if op in (Op.ALL_GATHER, Op.REDUCE_SCATTER):
         return (c - 1) * (sum(counts) * itemsize if counts else n * nbytes)
     if op in (Op.GATHER, Op.SCATTER, Op.ALL_TO_ALL):  # a block counts once a link on its way
@@ -67,7 +68,8 @@ def border_bound(
         if counts:
             pairs = ((i, j) for i in range(n) for j in range(n))
             return sum(hops(island[i], island[j]) * counts[i * n + j] * itemsize for i, j in pairs)
-        return sum(a.size * b.size * hops(a.index, b.index) for a in topology.islands for b in topology.islands) * nbytes
+        ways = ((a, b) for a in topology.islands for b in topology.islands)
+        return sum(a.size * b.size * hops(a.index, b.index) for a, b in ways) * nbytes
     return (c - 1) * nbytes
 
 

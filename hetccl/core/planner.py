@@ -12,7 +12,6 @@ from hetccl.core.algorithms import (
     all_reduce_rounds,
     all_to_all,
     broadcast,
-    broadcast_heads,
     broadcast_parts,
     gather,
     reduce,
@@ -21,9 +20,10 @@ from hetccl.core.algorithms import (
     scatter,
 )
 from hetccl.core.algorithms.common import Algorithm, Places, Shared
-from hetccl.core.algorithms.reach import serves
+from hetccl.core.cost import CostTable
 from hetccl.core.explain import Explanation, border_bound, describe_steps
 from hetccl.core.plan import Plan
+from hetccl.core.selector import Selector
 from hetccl.core.topology import Topology
 from hetccl.core.verify.gate import Gate
 from hetccl.core.ways import Ways
@@ -44,9 +44,9 @@ ALGORITHMS: dict[Op, dict[str, Algorithm]] = {
     },
     Op.BROADCAST: {
         "chain": broadcast.chain,
-        "direct": broadcast_heads.direct,
+        "direct": broadcast.direct,
         "owners": broadcast_parts.owners,
-        "tree": broadcast_heads.tree,
+        "tree": broadcast.tree,
     },
     Op.ALL_GATHER: {
         "direct": all_gather.direct,
@@ -68,11 +68,6 @@ ALGORITHMS: dict[Op, dict[str, Algorithm]] = {
 
 REDUCING = frozenset({Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.REDUCE})
 
-# Up to these sizes one exchange of everything beats two steps of halves (measured, docs/results/). With vendor
-# calls around it, the exchange also saves two of them.
-SMALL_BYTES = 8 << 10
-SMALL_BYTES_WITH_ISLANDS = 32 << 10
-
 
 class Planner:
     """Plans of one rank. `forced` is HETCCL_ALGORITHM: {"all_reduce": "owners"}; `verify` is HETCCL_VERIFY."""
@@ -84,14 +79,15 @@ class Planner:
         forced: dict[str, str],
         segment_bytes: int | None = None,
         verify: str = "first",
+        table: CostTable | None = None,
         combine: str = "auto",
     ) -> None:
         self.topology = topology
         self.ways = Ways(topology, combine)
         self.rank = rank
         self.forced = forced
-        self.gate = Gate(topology, verify)
-        self.small_bytes = SMALL_BYTES if all(i.size == 1 for i in topology.islands) else SMALL_BYTES_WITH_ISLANDS
+        self.gate = Gate(topology, verify, rank)
+        self.selector = Selector(topology, table or CostTable(), ALGORITHMS, forced)
         for op, name in forced.items():
             known = {o.label: sorted(a) for o, a in ALGORITHMS.items()}
             if op not in known or name not in known[op]:
@@ -102,18 +98,25 @@ class Planner:
                     value=f"{op}={name}",
                 )
 
-    def plan(self, op: int, dtype: int, redop: int, root: int, small: bool, shape: Shape | None = None) -> Plan:
-        """This rank's plan, proved together with those of all ranks. Raises `UnsupportedError` if no path can do it and
-        `InternalError` if the proof fails, both before any traffic."""
+    def limits(self, op: int) -> tuple[int, ...]:
+        """The last size in bytes of each bucket of an operation, but for the last bucket."""
+        return self.selector.choices(Op(op)).limits if Op(op) in ALGORITHMS else ()
+
+    def plan(self, op: int, dtype: int, redop: int, root: int, bucket: int, shape: Shape | None = None) -> Plan:
+        """This rank's plan for sizes of a bucket, proved together with those of all ranks. Raises `UnsupportedError` if
+        no path can do it and `InternalError` if the proof fails, both before any traffic."""
         if op == Op.BARRIER:
             return self._barrier()
         counts, places = shape or ((), None)
         shared = Shared(Op(op), DType(dtype), RedOp(redop), root, counts=counts)
         self._check(shared)
-        algorithm = self._algorithm(shared, small)
+        choices = self.selector.choices(shared.op)
+        choice = choices.of(_mean_bytes(shared, self.topology.size)) if counts else choices.buckets[bucket]
+        shared = replace(shared, segment_bytes=choice.segment_bytes)
+        algorithm = self._algorithm(shared, choice.algorithm)
         if shared.op in REDUCING:
             algorithm = self.ways.apply(algorithm, shared)
-        self.gate.check(shared, algorithm)
+        self.gate.check(shared, algorithm, places)
         return algorithm(self.topology, shared, self.rank, places)
 
     def explain(
@@ -129,7 +132,9 @@ class Planner:
         """Plans of all ranks are made and their messages added up, so the border bytes are those of the plan itself."""
         shared = Shared(op, dtype, redop, root, counts=counts)
         self._check(shared)
-        algorithm = self._algorithm(shared, op == Op.ALL_REDUCE and nbytes <= self.small_bytes)
+        choice = self.selector.choices(op).of(_mean_bytes(shared, self.topology.size) if counts else nbytes)
+        shared = replace(shared, segment_bytes=choice.segment_bytes)
+        algorithm = self._algorithm(shared, choice.algorithm)
         combined_by = "nobody"
         if op in REDUCING:
             combined_by = self.ways.describe(algorithm, shared)
@@ -161,29 +166,18 @@ class Planner:
     def _barrier(self) -> Plan:
         """An all_reduce of next to nothing, whatever is forced for real ones."""
         shared = Shared(Op.ALL_REDUCE, DType.INT32, RedOp.SUM)
-        algorithm = self._chosen(shared, small=True)
-        self.gate.check(shared, algorithm)
+        algorithm = all_reduce.island
+        if len(self.topology.islands) > 1:
+            able = self.selector.candidates(Op.ALL_REDUCE)
+            algorithm = ALGORITHMS[Op.ALL_REDUCE]["exchange" if "exchange" in able else able[0]]
+        self.gate.check(shared, algorithm, None)
         return replace(algorithm(self.topology, shared, self.rank, None), op=Op.BARRIER)
 
-    def _algorithm(self, shared: Shared, small: bool) -> Algorithm:
-        algorithm = self._chosen(shared, small)
-        return self._combinable(shared, algorithm) if shared.op in REDUCING else algorithm
-
-    def _chosen(self, shared: Shared, small: bool) -> Algorithm:
-        if shared.op == Op.ALL_REDUCE and len(self.topology.islands) == 1:
-            return all_reduce.island
-        choices = self._choices(shared)
-        forced = self.forced.get(shared.op.label)
-        if forced and forced not in choices:
-            raise UnsupportedError(
-                f"HETCCL_ALGORITHM={shared.op.label}={forced}: it wants direct links between all islands and all ranks "
-                f"at the border, equally fast; here serve: {', '.join(choices)}"
-            )
-        name = forced or ("exchange" if small else "owners")
-        return choices.get(name) or next(iter(choices.values()))
-
-    def _choices(self, shared: Shared) -> dict[str, Algorithm]:
-        return {n: a for n, a in ALGORITHMS[shared.op].items() if serves(a, self.topology)}
+    def _algorithm(self, shared: Shared, name: str) -> Algorithm:
+        choices = ALGORITHMS[shared.op]
+        if len(self.topology.islands) == 1:  # where nothing crosses a border there is nothing to choose
+            return all_reduce.island if shared.op == Op.ALL_REDUCE else next(iter(choices.values()))
+        return self._combinable(shared, choices[name]) if shared.op in REDUCING else choices[name]
 
     def _combinable(self, shared: Shared, algorithm: Algorithm) -> Algorithm:
         """The algorithm, or another where HETCCL_COMBINE forces a way to combine that it has no place for."""
@@ -191,9 +185,9 @@ class Planner:
         if not wrong:
             return algorithm
         if shared.op.label not in self.forced:
-            for other in self._choices(shared).values():
-                if not self.ways.fits(other, shared):
-                    return other
+            for name in self.selector.candidates(shared.op):
+                if not self.ways.fits(ALGORITHMS[shared.op][name], shared):
+                    return ALGORITHMS[shared.op][name]
         raise UnsupportedError(
             f"HETCCL_COMBINE={self.ways.wanted} cannot be used with {shared.op.label} by "
             f"{self.forced.get(shared.op.label, 'any algorithm')}: {wrong}. Force only one of HETCCL_COMBINE and "
@@ -210,6 +204,12 @@ class Planner:
                 f"{shared.redop.label} of {shared.dtype.label} has no meaning; bitwise operators take integers and "
                 "bool, complex numbers take sum, avg and premul_sum, bool takes neither avg nor premul_sum"
             )
+
+
+def _mean_bytes(shared: Shared, size: int) -> int:
+    """Bytes of a mean block of the v forms, which chooses their algorithm."""
+    blocks = size * size if shared.op == Op.ALL_TO_ALL else size
+    return sum(shared.counts) * shared.dtype.itemsize // max(1, blocks)
 
 
 def reducible(dtype: DType, redop: RedOp) -> bool:

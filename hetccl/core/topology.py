@@ -41,6 +41,8 @@ class Record:
     wire: tuple[int, int] = (1, 1)  # lowest and highest version spoken
     process: tuple[int, int] = (0, 0)  # different for every process, also where several have one pid
     calls: int = 0  # what the vendor's library can do: bits ALL_TO_ALL, TRANSFER, SPLIT, KEEPS_NAN
+    topology: str = ""  # digest of the topology file that this rank was given
+    tuning: str = ""  # digest of the rank's own tuning file
 
     def to_json(self) -> dict[str, Any]:
         return {

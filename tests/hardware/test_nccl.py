@@ -192,7 +192,7 @@ def weighted(rank: int, size: int) -> float:
     """The largest difference from the gradient of one batch of all ranks' rows."""
     from torch.nn.parallel import DistributedDataParallel
 
-    from hetccl.torch import weighted_average_hook
+    from hetccl.torch import WeightedAverage, weighted_average_hook
 
     dist, device = joined(rank)
     rows = [7, 5, 1, 3]
@@ -202,8 +202,8 @@ def weighted(rank: int, size: int) -> float:
     data = torch.randn(sum(rows), 40, generator=torch.Generator().manual_seed(2))
     start = sum(rows[:rank])
     ddp = DistributedDataParallel(model.to(device))
-    state, hook = weighted_average_hook(ddp)
-    ddp.register_comm_hook(state, hook)
+    state = WeightedAverage(ddp)
+    ddp.register_comm_hook(state, weighted_average_hook)
     worst = 0.0
     for _ in range(2):
         state.batch = rows[rank]

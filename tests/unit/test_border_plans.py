@@ -63,7 +63,9 @@ def missing_links(draw: random.Random, n: int) -> tuple[IslandLink, ...]:
 
 
 def plans(topo: Topology, op: Op, redop: RedOp, root: int, counts: tuple[int, ...] = ()) -> list[Plan]:
-    algorithm = Planner(topo, 0, {})._algorithm(Shared(op, F32, redop), False)
+    algorithm = next(iter(ALGORITHMS[op].values()))
+    if op == Op.ALL_REDUCE:
+        algorithm = Planner(topo, 0, {})._algorithm(Shared(op, F32, redop), "owners")
     return [algorithm(topo, Shared(op, F32, redop, root, counts=counts), r, None) for r in range(topo.size)]
 
 

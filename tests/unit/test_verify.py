@@ -333,26 +333,29 @@ def test_a_wrong_plan_raises_before_anything_runs(monkeypatch: pytest.MonkeyPatc
         return edit(found, 1, first(found[1], StepKind.FLOWS), wait=-1)[rank]
 
     monkeypatch.setitem(planner.ALGORITHMS[Op.ALL_REDUCE], "owners", wrong)
+    forced = {"all_reduce": "owners"}
     for rank in range(4):  # all ranks say the same
         with pytest.raises(InternalError, match=r"so nothing was sent.*race.*please report"):
-            Planner(TWO_TWO, rank, {}).plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, False)
-    assert Planner(TWO_TWO, 1, {}, verify="off").plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, False).rank == 1
+            Planner(TWO_TWO, rank, forced).plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0)
+    assert Planner(TWO_TWO, 1, forced, verify="off").plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0).rank == 1
 
 
 def test_a_class_is_proved_once() -> None:
     p = Planner(TWO_TWO, 0, {})
     ask: Callable[..., Plan] = p.plan
-    ask(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, False)
+    ask(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0)
     assert p.gate.proofs == 1
-    ask(Op.ALL_REDUCE, DType.INT32, RedOp.MAX, 0, False)  # the same plan
+    ask(Op.ALL_REDUCE, DType.INT32, RedOp.MAX, 0, 0)  # the same plan
     assert p.gate.proofs == 1
-    ask(Op.ALL_REDUCE, DType.FLOAT32, RedOp.AVG, 0, False)
-    ask(Op.ALL_REDUCE, DType.FLOAT16, RedOp.AVG, 0, False)
-    ask(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, True)
+    ask(Op.ALL_REDUCE, DType.FLOAT32, RedOp.AVG, 0, 0)
+    ask(Op.ALL_REDUCE, DType.FLOAT16, RedOp.AVG, 0, 0)
+    largest = len(p.limits(Op.ALL_REDUCE))
+    assert largest, "small and large messages take different algorithms"
+    ask(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, largest)
     assert p.gate.proofs == 4
     always = Planner(TWO_TWO, 0, {}, verify="always")
     for _ in range(2):
-        always.plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, False)
+        always.plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0)
     assert always.gate.proofs == 2
 
 

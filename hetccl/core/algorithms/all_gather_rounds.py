@@ -5,8 +5,18 @@ island once; there the vendor's library spreads it, and not before the block has
 from __future__ import annotations
 
 from hetccl.core.algorithms.blocks import Blocks
-from hetccl.core.algorithms.common import Places, Shared, island_broadcast, needs_segments, segment_elements
-from hetccl.core.algorithms.rounds import Round, Schedule, blocks_slice, carrier, runs, star
+from hetccl.core.algorithms.common import Places, Shared, island_broadcast, segment_of_blocks
+from hetccl.core.algorithms.rounds import (
+    Round,
+    Schedule,
+    blocks_slice,
+    carrier,
+    need_all_at_border,
+    need_mesh,
+    runs,
+    side_by_side,
+    star,
+)
 from hetccl.core.algorithms.rounds import ring as ring_schedule
 from hetccl.core.algorithms.rounds import tree as tree_schedule
 from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Plan, PlanBuilder, Slice, StepKind
@@ -26,8 +36,8 @@ def tree(topology: Topology, shared: Shared, rank: int, places: Places | None = 
 
 
 def heads(topology: Topology, shared: Shared, rank: int, places: Places | None = None) -> Plan:
-    """(C-1)ns border bytes in one round, and in few messages: the first rank of each island sends and receives all of
-    its island's. Fewest calls; one rank's link carries an island's traffic."""
+    """(C-1)ns border bytes in one round, and in few messages: the fastest border rank of each island sends and receives
+    all of its island's. Fewest calls; one rank's link carries an island's traffic."""
     return _Gather(topology, shared, rank, places, star, "heads", True).plan()
 
 
@@ -45,12 +55,9 @@ class _Gather:
         self.by_heads = by_heads
         self.rounds: list[Round] = [] if self.single else schedule(self.mine, len(topology.islands))
         self.b, self.blocks = PlanBuilder(), Blocks(shared, rank, topology.size, places)
-        staged = not all(i.host_memory for i in topology.islands)
-        self.segment = (
-            segment_elements(topology, shared, 1, needs_segments(topology))
-            if staged and not self.single and not shared.counts and not by_heads
-            else 0
-        )
+        (need_mesh if by_heads else need_all_at_border)(topology, shared, name)
+        self.head = topology.border.head(self.mine)
+        self.segment = 0 if by_heads else segment_of_blocks(topology, shared)
         self.whole = self.segment == 0 and not shared.counts  # blocks lie side by side within a segment
         self.staged: dict[int, Slice] = {}  # rank: where its block can be sent from, of a device
 
@@ -97,13 +104,18 @@ class _Gather:
         """(first rank, how many) of the blocks of island `part` that this rank carries to or from island `other`."""
         ranks = self.topology.islands[part].ranks
         if self.by_heads:
-            return runs(ranks, self.whole) if self.me == 0 else []
+            return runs(ranks, self.whole) if self.rank == self.head else []
         if part == self.mine:
             return [(self.rank, 1)]
-        return [(r, 1) for r in ranks if carrier(self.topology, self.mine, r) == self.rank]
+        return [(r, 1) for r in self.topology.border.carried(self.rank, part)]
+
+    def _together(self, part: int) -> bool:
+        if self.by_heads:  # its own island: all ranks have their own blocks
+            return self.isl.contiguous
+        return side_by_side(self.topology, self.mine, part)
 
     def _carrier(self, island: int, r: int) -> int:
-        return self.topology.islands[island].ranks[0] if self.by_heads else carrier(self.topology, island, r)
+        return self.topology.border.head(island) if self.by_heads else carrier(self.topology, island, r)
 
     def _out(self, r: int, n: int) -> Slice:
         return blocks_slice(Buffer.OUT, r, n) if n > 1 else self.blocks.at(Buffer.OUT, r, r)
@@ -135,9 +147,9 @@ class _Gather:
             return -1
         if self.by_heads and part != self.mine:
             for r, n in runs(theirs.ranks, self.whole):
-                island_broadcast(b, isl, self.shared, self._out(r, n), 0, wait)
+                island_broadcast(b, isl, self.shared, self._out(r, n), isl.ranks.index(self.head), wait)
                 wait = -1
-        elif theirs.size == isl.size and theirs.contiguous and self.whole:
+        elif self.whole and self._together(part):
             first = theirs.ranks[0]
             own = b.whole(Buffer.OUT, first + self.me)
             b.island(
@@ -146,7 +158,7 @@ class _Gather:
             )  # fmt: skip
         else:
             for r in theirs.ranks:
-                root = isl.ranks.index(carrier(self.topology, self.mine, r))
+                root = isl.ranks.index(r if part == self.mine else carrier(self.topology, self.mine, r))
                 island_broadcast(b, isl, self.shared, self.blocks.at(Buffer.OUT, r, r), root, wait)
                 wait = -1
         return -1

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from hetccl.core.algorithms.common import (
     Places,
     ReducePlace,
@@ -13,6 +11,7 @@ from hetccl.core.algorithms.common import (
     averages_by,
     combine_pieces,
     combining_op,
+    divided,
     gather_pieces,
     island_broadcast,
     needs_segments,
@@ -20,9 +19,9 @@ from hetccl.core.algorithms.common import (
     reduce_to,
     segment_elements,
 )
+from hetccl.core.algorithms.shards import Shards
 from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Lane, Plan, PlanBuilder, Slice, StepKind
 from hetccl.core.topology import Island, Topology
-from hetccl.errors import UnsupportedError
 from hetccl.types import RedOp
 
 __all__ = ["exchange", "island", "owners"]
@@ -51,20 +50,15 @@ def island(topology: Topology, shared: Shared, rank: int, places: Places | None 
             combine_pieces(b, isl, out, device_blocks, host_blocks)
             device_blocks, host_blocks = device_blocks + isl.size, host_blocks + isl.size
         if after != 1.0:
-            b.island(StepKind.SCALE, out, out)
+            host_blocks += divided(b, isl, out, b.whole(Buffer.HOST_SCRATCH, host_blocks))
     scale = before if before != 1.0 else after
-    segment = segment_elements(topology, shared, 1, isl.segment_bytes if device_blocks else 0)
+    segment = segment_elements(topology, shared, 1, isl.segment_bytes if device_blocks or host_blocks else 0)
     return _plan(isl, shared, rank, "island", "island", b, segment, device_blocks, host_blocks, divisor, scale)
 
 
 def exchange(topology: Topology, shared: Shared, rank: int, places: Places | None = None) -> Plan:
     """Latency class: the heads of the islands send each other everything and combine alike. C(C-1)S border bytes.
-    Every head must reach every other without a third island."""
-    if not topology.border.mesh:
-        raise UnsupportedError(
-            "all_reduce by exchange: some islands have no direct link; HETCCL_ALGORITHM=all_reduce=owners goes over "
-            "others"
-        )
+    Where links are missing, the head in the middle combines, and sends the result back: 2(C-1)S."""
     isl = topology.island_of(rank)
     me = topology.place(rank)[1]
     b = PlanBuilder()
@@ -86,11 +80,13 @@ def exchange(topology: Topology, shared: Shared, rank: int, places: Places | Non
             ready = b.island(StepKind.COPY, src, src.on(Buffer.HOST_SCRATCH))
             src = dst = src.on(Buffer.HOST_SCRATCH)
             host_blocks = max(host_blocks, 1)
-        heads = tuple(border.head(i.index) for i in topology.islands if i.index != isl.index)
-        done = b.border(
-            [Flow(FlowKind.EXCHANGE, Channel.CONTRIBUTE, heads, src, dst, isl.index, finish=after != 1.0)],
-            _island_only(b, ready),
-        )
+        heads = tuple(border.head(i.index) for i in topology.islands)
+        if border.mesh:
+            others = heads[: isl.index] + heads[isl.index + 1 :]
+            flows = [Flow(FlowKind.EXCHANGE, Channel.CONTRIBUTE, others, src, dst, isl.index, finish=after != 1.0)]
+        else:
+            flows = _owner_flows(topology, src, dst, heads, border.middle, isl.index, after != 1.0)
+        done = b.border(flows, _island_only(b, ready))
         if not isl.host_memory:
             done = b.island(StepKind.COPY, dst, out, wait=done)
         island_broadcast(b, isl, shared, out, head, done if isl.host_memory else -1)
@@ -109,7 +105,7 @@ def owners(topology: Topology, shared: Shared, rank: int, places: Places | None 
     shift = 1 if isl.size > 1 else 0  # island calls of the next segment go before the border of this one
     buffer = prescaled(b, isl, shared, [b.whole(Buffer.IN)], before, shift)
     device_blocks = host_blocks = int(buffer != Buffer.IN)
-    shards = _Shards(topology, b, rank)
+    shards = Shards(topology, b, rank)
     mine = shards.mine(Buffer.OUT)
     ready = len(b.steps) - 1 if b.steps else -1
     if isl.size > 1:
@@ -129,8 +125,8 @@ def owners(topology: Topology, shared: Shared, rank: int, places: Places | None 
             ready = b.island(StepKind.COPY, mine.on(partial_buffer), mine.on(Buffer.HOST_SCRATCH, block), shift=shift)
             partial_buffer = result_buffer = Buffer.HOST_SCRATCH
         flows = []
-        for first, last, holders in border.pieces():
-            for owner, lo, hi in border.owned(first, last) if holders[isl.index] == rank else ():
+        for first, last, holders in border.pieces_of(rank):
+            for owner, lo, hi in border.owned(first, last):
                 part = b.range(partial_buffer, lo, hi).on(partial_buffer, block)
                 flows += _owner_flows(
                     topology, part, part.on(result_buffer, block), holders, owner, isl.index, after != 1.0
@@ -147,52 +143,6 @@ def owners(topology: Topology, shared: Shared, rank: int, places: Places | None 
         shards.spread(shared, done if isl.host_memory else -1)
     segment = segment_elements(topology, shared, b.units, needs_segments(topology))
     return _plan(isl, shared, rank, "owners", "bandwidth", b, segment, device_blocks, host_blocks, after, before)
-
-
-class _Shards:
-    """How the elements are dealt to the border ranks of one island."""
-
-    def __init__(self, topology: Topology, b: PlanBuilder, rank: int) -> None:
-        self._island, self._b, self._me = topology.island_of(rank), b, topology.place(rank)[1]
-        self._even = topology.border.even(self._island.index)
-        cuts = topology.border.cuts(self._island.index)
-        self._of = {
-            self._island.ranks.index(r): cut for r, cut in zip(self._island.borders, pairwise(cuts), strict=True)
-        }
-
-    def mine(self, buffer: Buffer) -> Slice | None:
-        """This rank's shard; None if it is not at the border."""
-        cut = self._of.get(self._me)
-        return self._b.range(buffer, *cut) if cut else None
-
-    def reduce(self, buffer: Buffer, shift: int) -> int:
-        """Each shard of the island's partial to its border rank. Returns the last step."""
-        b, last = self._b, -1
-        if self._even:
-            lo, hi = self._of[self._me]
-            body = b.body(Buffer.OUT, 0, hi - lo)
-            b.island(StepKind.REDUCE_SCATTER, b.whole(buffer), b.body(Buffer.OUT, lo, hi), body, shift=shift)
-            tail = b.tail(Buffer.OUT)
-            return b.island(StepKind.REDUCE, tail.on(buffer), tail, root=self._island.size - 1, shift=shift)
-        for root, cut in self._of.items():
-            shard = b.range(buffer, *cut)
-            last = b.island(StepKind.REDUCE, shard, shard.on(Buffer.OUT), root=root, shift=shift)
-        return last
-
-    def spread(self, shared: Shared, wait: int) -> None:
-        """Each border rank's shard of the sum to the whole island."""
-        b, isl = self._b, self._island
-        if self._even:
-            lo, hi = self._of[self._me]
-            b.island(
-                StepKind.ALL_GATHER, b.body(Buffer.OUT, lo, hi), b.whole(Buffer.OUT), b.body(Buffer.OUT, 0, hi - lo),
-                wait=wait, as_bytes=not isl.moves(shared.dtype),
-            )  # fmt: skip
-            island_broadcast(b, isl, shared, b.tail(Buffer.OUT), isl.size - 1)
-            return
-        for root, cut in self._of.items():
-            island_broadcast(b, isl, shared, b.range(Buffer.OUT, *cut), root, wait)
-            wait = -1
 
 
 def _owner_flows(

@@ -4,8 +4,6 @@ results back the same way, all_gather inside."""
 
 from __future__ import annotations
 
-from math import lcm
-
 from hetccl.core.algorithms.common import (
     Places,
     Shared,
@@ -13,14 +11,14 @@ from hetccl.core.algorithms.common import (
     combine_pieces,
     combining_op,
     gather_pieces,
-    island_broadcast,
     needs_segments,
     prescaled,
     segment_elements,
 )
-from hetccl.core.algorithms.rounds import Schedule, my_pieces, reversed_rounds
+from hetccl.core.algorithms.rounds import Schedule, need_mesh, pieces_of, reversed_rounds
 from hetccl.core.algorithms.rounds import ring as ring_schedule
 from hetccl.core.algorithms.rounds import tree as tree_schedule
+from hetccl.core.algorithms.shards import Shards
 from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Lane, Plan, PlanBuilder, Slice, StepKind
 from hetccl.core.topology import Topology
 
@@ -38,45 +36,42 @@ def tree(topology: Topology, shared: Shared, rank: int, places: Places | None = 
 
 
 def _in_rounds(topology: Topology, shared: Shared, rank: int, schedule: Schedule, name: str) -> Plan:
-    c_n = len(topology.islands)
-    mine, me = topology.place(rank)
-    isl = topology.islands[mine]
-    b = PlanBuilder(units=lcm(*(i.size for i in topology.islands)) * c_n)
+    need_mesh(topology, shared, name)
+    isl = topology.island_of(rank)
+    scale = _scale(topology)
+    b = PlanBuilder(units=topology.border.units * scale)
     before, after = averages_by(shared, topology.size)
     shift = 1 if isl.size > 1 else 0  # island calls of the next segment go before the border of this one
     buffer = prescaled(b, isl, shared, [b.whole(Buffer.IN)], before, shift)
-    src = b.whole(buffer)
     device = host = int(buffer != Buffer.IN)
-    width = b.units // isl.size
-    shard = b.range(Buffer.OUT, me * width, (me + 1) * width)
+    shards = Shards(topology, b, rank, scale)
+    shard = shards.mine(Buffer.OUT)
     ready = len(b.steps) - 1 if b.steps else -1
     if isl.size > 1:
         if isl.reduces(shared.dtype, combining_op(shared)):
-            body = b.body(Buffer.OUT, 0, width)
-            b.island(StepKind.REDUCE_SCATTER, src, b.body(Buffer.OUT, me * width, (me + 1) * width), body, shift=shift)
-            tail = b.tail(Buffer.OUT)
-            ready = b.island(StepKind.REDUCE, tail.on(buffer), tail, root=isl.size - 1, shift=shift)
+            ready = shards.reduce(buffer, shift)
         else:
-            gather_pieces(b, isl, src, device, shift)
-            combine_pieces(b, isl, shard, device, host, shift)
-            ready = len(b.steps) - 1
+            gather_pieces(b, isl, b.whole(buffer), device, shift)
+            if shard is not None:
+                combine_pieces(b, isl, shard, device, host, shift)
+                ready = len(b.steps) - 1
             device, host = device + isl.size, host + isl.size
-    partial, result, block = (Buffer.OUT if isl.size > 1 else buffer), Buffer.OUT, 0
+    done = -1
+    if shard is not None:
+        partial, result, block = (Buffer.OUT if isl.size > 1 else buffer), Buffer.OUT, 0
+        if not isl.host_memory:
+            block = host
+            ready = b.island(StepKind.COPY, shard.on(partial), shard.on(Buffer.HOST_SCRATCH, block), shift=shift)
+            partial = result = Buffer.HOST_SCRATCH
+        while ready >= 0 and b.steps[ready].lane != Lane.ISLAND:
+            ready -= 1
+        done = _border(topology, b, rank, schedule, (partial, result, block), after != 1.0, ready)
+        if not isl.host_memory:
+            done = b.island(StepKind.COPY, shard.on(Buffer.HOST_SCRATCH, block), shard, wait=done)
     if not isl.host_memory:
-        block, host = host, host + 1
-        ready = b.island(StepKind.COPY, shard.on(partial), shard.on(Buffer.HOST_SCRATCH, block), shift=shift)
-        partial = result = Buffer.HOST_SCRATCH
-    while ready >= 0 and b.steps[ready].lane != Lane.ISLAND:
-        ready -= 1
-    done = _border(topology, b, mine, me, schedule, (partial, result, block), after != 1.0, ready)
-    if not isl.host_memory:
-        done = b.island(StepKind.COPY, shard.on(Buffer.HOST_SCRATCH, block), shard, wait=done)
+        host += 1
     if isl.size > 1:
-        body = b.body(Buffer.OUT, 0, width)
-        own = b.body(Buffer.OUT, me * width, (me + 1) * width)
-        wait = done if isl.host_memory else -1
-        b.island(StepKind.ALL_GATHER, own, b.whole(Buffer.OUT), body, wait=wait, as_bytes=not isl.moves(shared.dtype))
-        island_broadcast(b, isl, shared, b.tail(Buffer.OUT), isl.size - 1)
+        shards.spread(shared, done if isl.host_memory else -1)
     return Plan(
         shared.op,
         shared.dtype,
@@ -97,18 +92,19 @@ def _in_rounds(topology: Topology, shared: Shared, rank: int, schedule: Schedule
 
 
 def _border(
-    topology: Topology, b: PlanBuilder, mine: int, me: int, schedule: Schedule, where: tuple[Buffer, Buffer, int],
-    finish: bool, ready: int,
+    topology: Topology, b: PlanBuilder, rank: int, schedule: Schedule, where: tuple[Buffer, Buffer, int], finish: bool,
+    ready: int,
 ) -> int:  # fmt: skip
-    """The rounds of one rank. Each piece of its shard is cut into one part an island. Returns the last step."""
-    c_n = len(topology.islands)
+    """The rounds of one rank. Each piece of its shard is cut into one part an island, all equal: whoever owns them,
+    partials pass through all islands. Returns the last step."""
+    c_n, mine = len(topology.islands), topology.place(rank)[0]
     partial, result, block = where
-    pieces = my_pieces(topology, b.units, mine, me)
+    pieces = pieces_of(topology, rank, _scale(topology))
     held: dict[tuple[int, int], Slice] = {}  # (piece, part): where its partial is
 
     def part(piece: int, owner: int, buffer: Buffer) -> Slice:
-        first, last, _ = pieces[piece]
-        step = (last - first) // c_n
+        first, end, _ = pieces[piece]
+        step = (end - first) // c_n
         return b.range(buffer, first + owner * step, first + (owner + 1) * step).on(buffer, block)
 
     inward = reversed_rounds(schedule, mine, c_n)
@@ -133,8 +129,8 @@ def _border(
                         )
                     )  # fmt: skip
                     held[p, owner] = dst
-        done = b.border(flows, ready)
-        ready = -1
+        if flows:
+            done, ready = b.border(flows, ready), -1
     for turn in schedule(mine, c_n):
         flows = [
             Flow(FlowKind.SEND, Channel.RESULT, (holders[to],), src=part(p, owner, result))
@@ -148,5 +144,11 @@ def _border(
             for source, owners in turn.receives
             for owner in owners
         ]
-        done = b.border(flows)
+        done = b.border(flows, ready) if flows else done
     return done
+
+
+def _scale(topology: Topology) -> int:
+    """Units of the plan in one of the border's, so that every piece can be cut into equal parts."""
+    c_n, border = len(topology.islands), topology.border
+    return 1 if all((hi - lo) % c_n == 0 for lo, hi, _ in border.pieces()) else c_n

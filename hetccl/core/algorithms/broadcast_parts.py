@@ -4,11 +4,10 @@ and hands that part to the rest."""
 
 from __future__ import annotations
 
-from math import lcm
-
 from hetccl.core.algorithms.broadcast import chain
 from hetccl.core.algorithms.common import Places, Shared, island_broadcast, needs_segments, segment_elements
-from hetccl.core.algorithms.rounds import my_pieces
+from hetccl.core.algorithms.rounds import need_mesh, pieces_of
+from hetccl.core.algorithms.shards import Shards
 from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Plan, PlanBuilder, Slice, StepKind
 from hetccl.core.topology import Topology
 
@@ -20,20 +19,21 @@ def owners(topology: Topology, shared: Shared, rank: int, places: Places | None 
     c_n = len(topology.islands)
     if c_n == 1:
         return chain(topology, shared, rank, places)
+    need_mesh(topology, shared, "owners")
     root_island, root_index = topology.place(shared.root)
-    mine, me = topology.place(rank)
+    mine = topology.place(rank)[0]
     isl = topology.islands[mine]
-    parts = [i for i in range(c_n) if i != root_island]
-    b = PlanBuilder(units=lcm(*(i.size for i in topology.islands)) * len(parts))
+    others = [i for i in range(c_n) if i != root_island]
+    b = PlanBuilder(units=topology.border.units * len(others))
     out = b.whole(Buffer.OUT)
-    width = b.units // isl.size
-    shard = b.range(Buffer.OUT, me * width, (me + 1) * width)
-    buffer, ready = (Buffer.OUT if isl.host_memory else Buffer.HOST_SCRATCH), -1
-    pieces = my_pieces(topology, b.units, mine, me)
+    shards = Shards(topology, b, rank, len(others))
+    shard = shards.mine(Buffer.OUT)
+    buffer = Buffer.OUT if isl.host_memory else Buffer.HOST_SCRATCH
+    pieces = pieces_of(topology, rank, len(others))
 
     def part(piece: int, number: int) -> Slice:
         first, last, _ = pieces[piece]
-        step = (last - first) // len(parts)
+        step = (last - first) // len(others)
         return b.range(buffer, first + number * step, first + (number + 1) * step)
 
     def flow(kind: FlowKind, island: int, piece: int, number: int) -> Flow:
@@ -43,28 +43,28 @@ def owners(topology: Topology, shared: Shared, rank: int, places: Places | None 
         return Flow(kind, Channel.RESULT, peer, dst=s)
 
     every = range(len(pieces))
+    done = -1
     if mine == root_island:
-        ready = island_broadcast(b, isl, shared, out, root_index, shift=1 if isl.size > 1 else 0)
-        if not isl.host_memory:
-            ready = b.island(StepKind.COPY, shard, shard.on(buffer), shift=1 if isl.size > 1 else 0)
-        b.border([flow(FlowKind.SEND, i, p, k) for k, i in enumerate(parts) for p in every], ready)
-    else:
-        here = parts.index(mine)
+        shift = 1 if isl.size > 1 else 0
+        ready = island_broadcast(b, isl, shared, out, root_index, shift=shift)
+        if shard is not None:
+            if not isl.host_memory:
+                ready = b.island(StepKind.COPY, shard, shard.on(buffer), shift=shift)
+            b.border([flow(FlowKind.SEND, i, p, k) for k, i in enumerate(others) for p in every], ready)
+    elif shard is not None:
+        here = others.index(mine)
         done = b.border([flow(FlowKind.RECV, root_island, p, here) for p in every])
-        others = [(k, i) for k, i in enumerate(parts) if i != mine]
-        if others:
+        rest = [(k, i) for k, i in enumerate(others) if i != mine]
+        if rest:
             done = b.border(
-                [flow(FlowKind.SEND, i, p, here) for _, i in others for p in every]
-                + [flow(FlowKind.RECV, i, p, k) for k, i in others for p in every]
+                [flow(FlowKind.SEND, i, p, here) for _, i in rest for p in every]
+                + [flow(FlowKind.RECV, i, p, k) for k, i in rest for p in every]
             )
         if not isl.host_memory:
             b.island(StepKind.COPY, shard.on(buffer), shard, wait=done)
             done = -1
-        if isl.size > 1:
-            body = b.body(Buffer.OUT, 0, width)
-            own = b.body(Buffer.OUT, me * width, (me + 1) * width)
-            b.island(StepKind.ALL_GATHER, own, out, body, wait=done, as_bytes=not isl.moves(shared.dtype))
-            island_broadcast(b, isl, shared, b.tail(Buffer.OUT), isl.size - 1)
+    if mine != root_island and isl.size > 1:
+        shards.spread(shared, done)
     return Plan(
         shared.op,
         shared.dtype,

@@ -12,12 +12,21 @@ from hetccl.core.algorithms.common import (
     averages_by,
     combining_op,
     island_broadcast,
-    needs_segments,
     prescaled,
     reduce_to,
-    segment_elements,
+    segment_of_blocks,
 )
-from hetccl.core.algorithms.rounds import Schedule, blocks_slice, carrier, reversed_rounds, runs, star
+from hetccl.core.algorithms.rounds import (
+    Schedule,
+    blocks_slice,
+    carrier,
+    need_all_at_border,
+    need_mesh,
+    reversed_rounds,
+    runs,
+    side_by_side,
+    star,
+)
 from hetccl.core.algorithms.rounds import ring as ring_schedule
 from hetccl.core.algorithms.rounds import tree as tree_schedule
 from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Lane, Plan, PlanBuilder, Slice, StepKind
@@ -37,8 +46,8 @@ def tree(topology: Topology, shared: Shared, rank: int, places: Places | None = 
 
 
 def heads(topology: Topology, shared: Shared, rank: int, places: Places | None = None) -> Plan:
-    """(C-1)S border bytes in one round, and in few messages: the first rank of each island sends and receives all of
-    its island's. Fewest calls; one rank's link carries an island's traffic."""
+    """(C-1)S border bytes in one round, and in few messages: the fastest border rank of each island sends and receives
+    all of its island's. Fewest calls; one rank's link carries an island's traffic."""
     return _Scatter(topology, shared, rank, places, star, "heads", True).plan()
 
 
@@ -55,12 +64,10 @@ class _Scatter:
         self.by_heads, self.schedule = by_heads, schedule
         self.b, self.blocks = PlanBuilder(), Blocks(shared, rank, topology.size, places)
         self.native = self.isl.size > 1 and self.isl.reduces(shared.dtype, combining_op(shared))
-        staged = not all(i.host_memory for i in topology.islands)
-        self.segment = (
-            segment_elements(topology, shared, 1, needs_segments(topology))
-            if staged and not shared.counts and not by_heads
-            else 0
-        )
+        (need_mesh if by_heads else need_all_at_border)(topology, shared, name)
+        self.head = topology.border.head(self.mine)
+        self.root = self.isl.ranks.index(self.head)
+        self.segment = 0 if by_heads else segment_of_blocks(topology, shared)
         self.whole = self.segment == 0 and not shared.counts  # blocks lie side by side within a segment
         self.merges = self.whole and all(i.size == 1 or i.reduces(shared.dtype, combining_op(shared))
                                          for i in topology.islands)  # fmt: skip
@@ -95,15 +102,15 @@ class _Scatter:
         """(first rank, how many) of the blocks of island `part` that this rank carries."""
         ranks = self.topology.islands[part].ranks
         if self.by_heads:
-            return runs(ranks, self.merges) if self.me == 0 else []
-        return [(r, 1) for r in ranks if carrier(self.topology, self.mine, r) == self.rank]
+            return runs(ranks, self.merges) if self.rank == self.head else []
+        return [(r, 1) for r in self.topology.border.carried(self.rank, part)]
 
     def _all_pieces(self) -> list[tuple[int, int]]:
         return [piece for i in self.topology.islands for piece in self._pieces(i.index)]
 
     def _carrier(self, island: int, r: int) -> int:
         if self.by_heads:
-            return self.topology.islands[island].ranks[0]
+            return self.topology.border.head(island)
         return carrier(self.topology, island, r)
 
     def _at(self, buffer: Buffer, first: int, n: int) -> Slice:
@@ -132,14 +139,15 @@ class _Scatter:
             n = self.topology.size
             src = blocks_slice(buffer, 0, n)
             dst = self._scratch(Buffer.DEVICE_SCRATCH, 0, n)
-            b.island(StepKind.REDUCE, src, dst, root=0)
-            if self.me == 0:
+            b.island(StepKind.REDUCE, src, dst, root=self.root)
+            if self.rank == self.head:
                 self.held = {f: blocks_slice(Buffer.DEVICE_SCRATCH, dst.block + f, k) for f, k in self._all_pieces()}
             return
         scratch = self.blocks.device
         self.blocks.device += 0 if self.native else isl.size
         for theirs in self.topology.islands:
-            if not self.by_heads and self.native and self.whole and theirs.contiguous and theirs.size == isl.size:
+            one_call = self.native and self.whole and not self.by_heads
+            if one_call and side_by_side(self.topology, isl.index, theirs.index):
                 at = theirs.ranks[0] + self.me
                 dst = self._target(at, 1)
                 b.island(StepKind.REDUCE_SCATTER, b.whole(buffer, theirs.ranks[0]), dst, dst)
@@ -209,12 +217,12 @@ class _Scatter:
         for first, n in runs(isl.ranks, self.merges):
             there = self._scratch(Buffer.DEVICE_SCRATCH, first, n)
             wait = -1
-            if self.me == 0:
+            if self.rank == self.head:
                 if isl.host_memory:
                     there, wait = self.held[first], done
                 else:
                     b.island(StepKind.COPY, self.held[first], there, wait=done)
-            island_broadcast(b, isl, self.shared, there, 0, wait)
+            island_broadcast(b, isl, self.shared, there, self.root, wait)
             if first <= self.rank < first + n:
                 at = there.block + (self.rank - first if n > 1 else 0)
                 src = blocks.scratch_at(Buffer.DEVICE_SCRATCH, at // max(blocks.width, 1), self.rank)

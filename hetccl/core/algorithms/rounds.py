@@ -11,10 +11,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hetccl.core.algorithms.common import Shared
 from hetccl.core.plan import Slice
 from hetccl.core.topology import Topology
+from hetccl.errors import UnsupportedError
 
-__all__ = ["Round", "Schedule", "carrier", "blocks_slice", "my_pieces", "reversed_rounds", "ring", "runs", "star", "tree"]
+__all__ = [
+    "Round",
+    "Schedule",
+    "blocks_slice",
+    "carrier",
+    "need_all_at_border",
+    "need_mesh",
+    "pieces_of",
+    "reversed_rounds",
+    "ring",
+    "runs",
+    "side_by_side",
+    "star",
+    "tree",
+]
 
 
 @dataclass(frozen=True)
@@ -62,26 +78,43 @@ def reversed_rounds(schedule: Schedule, island: int, islands: int) -> list[Round
 
 
 def carrier(topology: Topology, island: int, rank: int) -> int:
-    """The rank of an island that carries the block of `rank`, which may be of another island: equal shares of the way
-    from first to last, so that two carriers of one block are always linked."""
-    home, index = topology.place(rank)
-    ranks = topology.islands[island].ranks
-    return ranks[index * len(ranks) // topology.islands[home].size]
+    """The border rank of an island that carries the block of `rank`, which may be of another: the one in whose shard
+    the shard of the rank itself begins, so that any two carriers of one block are linked."""
+    return topology.border.shard_carriers(island, topology.place(rank)[0])[rank]
 
 
-def my_pieces(topology: Topology, units: int, island: int, index: int) -> list[tuple[int, int, tuple[int, ...]]]:
-    """The pieces of one rank's shard: (first unit, last unit, the holder in each island), cut wherever the shards of
-    some island end."""
-    width = units // topology.islands[island].size
-    first, last = index * width, (index + 1) * width
-    cuts = {first, last}
-    for step in {units // i.size for i in topology.islands}:
-        cuts.update(range(-(-first // step) * step, last, step))
-    ends = sorted(cuts)
-    return [
-        (lo, hi, tuple(i.ranks[lo // (units // i.size)] for i in topology.islands))
-        for lo, hi in zip(ends, ends[1:], strict=False)
-    ]
+def side_by_side(topology: Topology, island: int, other: int) -> bool:
+    """Whether the blocks of island `other` lie side by side and each rank of `island` carries the one that a vendor's
+    all_gather or reduce_scatter gives it."""
+    ours, theirs = topology.islands[island].ranks, topology.islands[other]
+    if theirs.size != len(ours) or not theirs.contiguous:
+        return False
+    carriers = topology.border.shard_carriers(island, other)
+    return all(carriers[r] == ours[k] for k, r in enumerate(theirs.ranks))
+
+
+def pieces_of(topology: Topology, rank: int, scale: int = 1) -> list[tuple[int, int, tuple[int, ...]]]:
+    """The pieces of one border rank's shard: (first unit, last unit, who holds it in each island)."""
+    return [(lo * scale, hi * scale, who) for lo, hi, who in topology.border.pieces_of(rank)]
+
+
+def need_mesh(topology: Topology, shared: Shared, name: str) -> None:
+    """Raises `UnsupportedError` where some islands have no direct link."""
+    if not topology.border.mesh:
+        raise UnsupportedError(
+            f"{shared.op.label} by {name}: some islands have no direct link; choose another algorithm with "
+            "HETCCL_ALGORITHM, or leave the choice to hetccl"
+        )
+
+
+def need_all_at_border(topology: Topology, shared: Shared, name: str) -> None:
+    """Raises `UnsupportedError` where ranks may not talk to other islands."""
+    need_mesh(topology, shared, name)
+    if any(i.border for i in topology.islands):
+        raise UnsupportedError(
+            f"{shared.op.label} by {name}: some ranks are not at the border, so they cannot carry their blocks; choose "
+            "another algorithm with HETCCL_ALGORITHM, or leave the choice to hetccl"
+        )
 
 
 def runs(ranks: tuple[int, ...], mergeable: bool) -> list[tuple[int, int]]:

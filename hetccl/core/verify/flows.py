@@ -21,7 +21,7 @@ from hetccl.core.verify.values import Content
 if TYPE_CHECKING:
     from hetccl.core.verify.machine import Machine, Proc, Rank, Where
 
-__all__ = ["COMBINING", "Channels", "contributors", "flow_clash", "start_flow"]
+__all__ = ["COMBINING", "Channels", "contributors", "flow_clash", "parts_of", "start_flow"]
 
 COMBINING = (FlowKind.OWN, FlowKind.PASS, FlowKind.EXCHANGE)
 Waits = Generator[tuple[Any, ...], None, None]
@@ -75,6 +75,12 @@ def flow_clash(flows: Sequence[Flow], earlier: int, later: int) -> bool:
     """Whether the executor runs the later flow of a step after the earlier one, as both use one channel of a peer the
     same way."""
     return bool(flows[earlier].uses & flows[later].uses)
+
+
+def parts_of(flow: Flow) -> int:
+    """Things that a flow does without waiting for each other: `start_flow` makes a process of each."""
+    alone = {FlowKind.SEND: 1, FlowKind.RECV: 1, FlowKind.FORWARD: 2, FlowKind.PASS: 2}
+    return alone.get(flow.kind, 1 + len(flow.peers))
 
 
 def start_flow(

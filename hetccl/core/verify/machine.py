@@ -16,7 +16,7 @@ from hetccl.core.algorithms.common import OWN_FACTOR
 from hetccl.core.plan import Buffer, FlowKind, Lane, Plan, Step, StepKind
 from hetccl.core.topology import Topology
 from hetccl.core.verify.clocks import joiner, known, tick
-from hetccl.core.verify.flows import Channels, flow_clash, start_flow
+from hetccl.core.verify.flows import Channels, flow_clash, parts_of, start_flow
 from hetccl.core.verify.island import VENDOR, Rendezvous, combining
 from hetccl.core.verify.layout import Layout, Place
 from hetccl.core.verify.memory import Access, Fault
@@ -86,7 +86,7 @@ class Rank:
         thread = first_thread + 3
         for flow in plan.flows:
             self.flow_threads.append(thread)
-            thread += 1 + len(flow.peers)
+            thread += parts_of(flow)
         self.last_thread = thread
         self.issuing = 2
         self._clashes: dict[int, list[int]] = {}
