@@ -129,8 +129,7 @@ class Planner:
         algorithm = self._algorithm(shared, choice.algorithm)
         if shared.op in REDUCING:
             algorithm = self.ways.apply(algorithm, shared)
-        if self.ways.wanted != "border":
-            self.gate.check(shared, algorithm, places)
+        self.gate.check(shared, algorithm, places)
         return algorithm(self.topology, shared, self.rank, places)
 
     def explain(
@@ -181,7 +180,10 @@ class Planner:
     def _barrier(self) -> Plan:
         """An all_reduce of next to nothing, whatever is forced for real ones."""
         shared = Shared(Op.ALL_REDUCE, DType.INT32, RedOp.SUM)
-        algorithm = all_reduce.island if len(self.topology.islands) == 1 else all_reduce.exchange
+        algorithm = all_reduce.island
+        if len(self.topology.islands) > 1:
+            able = self.selector.candidates(Op.ALL_REDUCE)
+            algorithm = ALGORITHMS[Op.ALL_REDUCE]["exchange" if "exchange" in able else able[0]]
         self.gate.check(shared, algorithm, None)
         return replace(algorithm(self.topology, shared, self.rank, None), op=Op.BARRIER)
 
@@ -197,9 +199,9 @@ class Planner:
         if not wrong:
             return algorithm
         if shared.op.label not in self.forced:
-            for other in ALGORITHMS[shared.op].values():
-                if not self.ways.fits(other, shared):
-                    return other
+            for name in self.selector.candidates(shared.op):
+                if not self.ways.fits(ALGORITHMS[shared.op][name], shared):
+                    return ALGORITHMS[shared.op][name]
         raise UnsupportedError(
             f"HETCCL_COMBINE={self.ways.wanted} cannot be used with {shared.op.label} by "
             f"{self.forced.get(shared.op.label, 'any algorithm')}: {wrong}. Force only one of HETCCL_COMBINE and "

@@ -12,6 +12,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hetccl.core.groups import groups_of
 from hetccl.core.plan import Buffer, Plan, Step, StepKind
 from hetccl.core.topology import Island, Topology
 from hetccl.core.verify.layout import Place
@@ -56,7 +57,7 @@ class Rendezvous:
         self._calls[rank.plan.rank] = number + 1
         key = (island.index, number)
         met = self._open.setdefault(key, {})
-        met[rank.plan.rank] = _arrival(rank, me, step, segment, n, island.size)
+        met[rank.plan.rank] = _arrival(rank, me, step, segment, n, self._members(island, step))
         if len(met) < island.size:
             while key in self._open:
                 yield (("call", *key),)
@@ -64,6 +65,15 @@ class Rendezvous:
         del self._open[key]
         self._run(machine, key, [met[r] for r in island.ranks])
         machine.notify(("call", *key))
+
+    def _members(self, island: Island, step: Step) -> tuple[int, ...]:
+        """Island ranks that a call is of."""
+        groups = groups_of(island.size, len(self._topology.islands))
+        if not 0 <= step.group < len(groups) or (step.group and step.kind != StepKind.REDUCE):
+            raise Fault(f"calls the library on group {step.group} of {len(groups)}")
+        if step.kind == StepKind.REDUCE and step.root not in groups[step.group]:
+            raise Fault(f"names island rank {step.root} as root of group {step.group}, which is {groups[step.group]}")
+        return groups[step.group]
 
     def _run(self, machine: Machine, key: tuple[int, int], met: list[_Arrival]) -> None:
         first = met[0]
@@ -82,7 +92,8 @@ class Rendezvous:
         together, sent = 0, met[root].proc.clock if kind in ROOTED else 0
         if kind not in (StepKind.BROADCAST, StepKind.TRANSFER):
             for a in met:
-                together = machine.join(together, a.proc.clock)
+                if kind != StepKind.REDUCE or a.src is not None:  # not those outside the group
+                    together = machine.join(together, a.proc.clock)
         contents: list[Content] = []
         accesses: list[Access] = []
         for i, a in enumerate(met):
@@ -128,10 +139,15 @@ class Rendezvous:
             sources = [cut(content, i * n, n) for content in contents]
         # an all_reduce need not give all ranks the same bits; the ranks of the only island are taken as they come
         call = (*key, i) if kind == StepKind.ALL_REDUCE and len(self._topology.islands) > 1 else key
+        neutral = machine.values.neutral()[0]
         result = []
-        for length, parts in merge(sources):
-            node, index = machine.values.by_vendor(redop, call, parts)
+        for length, parts in merge([content for content in sources if content]):
+            real = [part for part in parts if part[0] != neutral]
+            node, index = machine.values.by_vendor(redop, call, real or parts)
             result.append((length, node, index))
+            if any(self._topology.place(leaf.rank)[0] != key[0] for leaf in machine.values.leaves(node)):
+                rank = self._topology.islands[key[0]].ranks[i]  # it combines what came over the border
+                machine.values.made.setdefault(machine.values.root_of(node), []).append((index, length, rank))
         return result
 
     def _store_around(
@@ -144,9 +160,11 @@ class Rendezvous:
             _blame(a, lambda p=place, c=part: machine.store(a.rank, p, c, access))
 
 
-def _arrival(rank: Rank, me: Proc, step: Step, segment: int, n: int, size: int) -> _Arrival:
+def _arrival(rank: Rank, me: Proc, step: Step, segment: int, n: int, members: tuple[int, ...]) -> _Arrival:
     """Where the call reads and writes. In place means what the NCCL-shaped interfaces allow, and nothing else."""
-    at = rank.island_rank
+    at, size = rank.island_rank, len(members)
+    if at not in members:
+        return _Arrival(rank, me, step, n, None, None)
     if step.kind == StepKind.TRANSFER:
         src = rank.layout.place(step.src, segment, n) if at == step.root else None
         return _Arrival(rank, me, step, n, src, rank.layout.place(step.dst, segment, n) if at == step.to else None)
@@ -180,6 +198,8 @@ def check_able(island: Island, plan: Plan, step: Step) -> str:
         return "" if able else f"vendor {island.vendor} cannot move {plan.dtype.label}"
     if step.as_bytes:
         return "reduces elements as if they were bytes"
+    if step.group and not island.splits:
+        return f"vendor {island.vendor} makes no communicator of a part of the island"
     redop = vendor_operator(plan)
     able = island.reduces(plan.dtype, redop)
     return "" if able else f"vendor {island.vendor} cannot reduce {plan.dtype.label} with {redop.label}"
@@ -205,6 +225,7 @@ def _signature(a: _Arrival) -> str:
         f"{step.kind.name.lower()}{redop} of {a.n} elements"
         + (" as bytes" if step.as_bytes else "")
         + (f" with root {step.root}" if step.kind in ROOTED else "")
+        + (f" on group {step.group}" if step.group else "")
         + (f" to {step.to}" if step.kind == StepKind.TRANSFER else "")
     )
 

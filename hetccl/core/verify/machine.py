@@ -277,6 +277,9 @@ class Machine:
             and step.src.buffer == Buffer.HOST_SCRATCH
         ):
             raise Fault("scales on the device what lies in host memory")
+        if step.kind == StepKind.FILL:
+            self.store(rank, dst, [(n, *self.values.neutral())], me.access())
+            return
         sources = [src]
         if step.kind == StepKind.COMBINE:
             stride = layout.stride(step.src) * step.stride
@@ -345,7 +348,7 @@ def on_host(plan: Plan, step: Step) -> bool:
     stream: local_step in executor.c."""
     if step.kind == StepKind.SCALE:
         return plan.scale_divisor == OWN_FACTOR or step.dst.buffer == Buffer.HOST_SCRATCH
-    return step.kind in (StepKind.COMBINE, StepKind.FLOWS)
+    return step.kind in (StepKind.COMBINE, StepKind.FLOWS, StepKind.FILL)
 
 
 def check_apart(src: Place, dst: Place) -> None:

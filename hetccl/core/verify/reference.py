@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
+from hetccl.core.groups import groups_of
 from hetccl.core.plan import Buffer, Lane, Plan, Slice, Step, StepKind, slice_range
 from hetccl.core.topology import Topology
 from hetccl.core.verify.reference_flows import Flows, FlowState, Stuck
@@ -29,6 +30,7 @@ FOLD: dict[RedOp, Callable[[float, float], float]] = {
     RedOp.MAX: lambda a, b: a if a != a or a > b else b,
     RedOp.MIN: lambda a, b: a if a != a or a < b else b,
 }
+NEUTRAL = {RedOp.PROD: 1.0, RedOp.MAX: float("-inf"), RedOp.MIN: float("inf")}  # of sum: nothing
 
 
 @dataclass
@@ -119,7 +121,7 @@ class _Rank(Flows):
         self, world: _World, plan: Plan, data: list[float], count: int, together: tuple[int, int] | None
     ) -> None:
         self.world, self.calls, self.plan, self.count = world, world.calls, plan, count
-        self.island = world.topology.island_of(plan.rank)
+        self.island, self.islands = world.topology.island_of(plan.rank), len(world.topology.islands)
         self.me = world.topology.place(plan.rank)[1]
         self.device = not self.island.host_memory
         self.lengths = plan.segments(count)
@@ -250,7 +252,7 @@ class _Rank(Flows):
         """Done by the host when its turn comes, not by the device's stream."""
         if step.kind == StepKind.SCALE:
             return self.plan.scale_divisor == 0.0 or step.dst.buffer == Buffer.HOST_SCRATCH
-        return step.kind in (StepKind.COMBINE, StepKind.FLOWS)
+        return step.kind in (StepKind.COMBINE, StepKind.FLOWS, StepKind.FILL)
 
     # ---- memory
 
@@ -284,6 +286,8 @@ class _Rank(Flows):
             return
         if step.kind == StepKind.COPY:
             self.save(dst, to, self.load(src, lo, n))
+        elif step.kind == StepKind.FILL:
+            self.save(dst, to, [NEUTRAL.get(self.plan.redop, 0.0)] * n)
         elif step.kind == StepKind.SCALE:
             by = self.plan.scale_divisor
             self.save(dst, to, [x / by if by else x * self.factor for x in self.load(src, lo, n)])
@@ -315,14 +319,18 @@ class _Rank(Flows):
     def meet(self, calls: list[_Call]) -> None:
         first = calls[0]
         if any(
-            (c.step.kind, c.n, c.step.root, c.step.to) != (first.step.kind, first.n, first.step.root, first.step.to)
+            (c.step.kind, c.n, c.step.root, c.step.to, c.step.group)
+            != (first.step.kind, first.n, first.step.root, first.step.to, first.step.group)
             for c in calls
         ):
             raise Stuck(f"island {self.island.index}: its ranks make different vendor calls")
         kind, n, root, size = first.step.kind, first.n, first.step.root, len(calls)
         reads = n * size if kind in (StepKind.REDUCE_SCATTER, StepKind.ALL_TO_ALL) else n
         one = kind in (StepKind.BROADCAST, StepKind.TRANSFER)
-        data = [self.load(*c.src, reads) if not one or i == root else [] for i, c in enumerate(calls)]
+        members = groups_of(size, self.islands)[first.step.group]
+        data = [
+            self.load(*c.src, reads) if i in members and (not one or i == root) else [] for i, c in enumerate(calls)
+        ]
         average = self.plan.redop == RedOp.AVG and self.plan.divisor == 0.0
         for i, c in enumerate(calls):
             if kind == StepKind.BROADCAST:
@@ -334,8 +342,9 @@ class _Rank(Flows):
             elif kind == StepKind.ALL_GATHER:
                 c.result = [x for part in data for x in part]
             elif kind == StepKind.REDUCE and i != root:
-                c.result = [NAN] * n
+                c.result = [NAN] * n if i in members else []
             else:
+                data = [d for j, d in enumerate(data) if j in members]
                 parts = [d[i * n : (i + 1) * n] if kind == StepKind.REDUCE_SCATTER else d for d in data]
                 self.world.draw.shuffle(parts)
                 c.result = self.fold(parts, float(size) if average else 1.0)
