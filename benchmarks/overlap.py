@@ -3,7 +3,7 @@
 
     python benchmarks/overlap.py [--bytes 64M] [--inside 400M,100M] [--border 100M] [--ranks 2+2,2+1+1]
 
-A stage's time is its bytes through its busiest rank over the rate of the link. With equal rates, stages that run one after
+A stage takes its bytes through its busiest rank over the rate of the link. With equal rates, stages that run one after
 the other take three times as long as one of them.
 """
 

@@ -180,7 +180,7 @@ class Planner:
     def _barrier(self) -> Plan:
         """An all_reduce of next to nothing, whatever is forced for real ones."""
         shared = Shared(Op.ALL_REDUCE, DType.INT32, RedOp.SUM)
-        algorithm = all_reduce.island
+        algorithm: Algorithm = all_reduce.island
         if len(self.topology.islands) > 1:
             able = self.selector.candidates(Op.ALL_REDUCE)
             algorithm = ALGORITHMS[Op.ALL_REDUCE]["exchange" if "exchange" in able else able[0]]
