@@ -32,7 +32,7 @@ ISLAND = (*(NATIVE + f"island_{part}.c" for part in ("region", "impl", "small", 
 ENGINE = tuple(
     f"hetccl/core/{name}.c"
     for name in ("executor", "streamed", "flows", "comm", "waiting", "lane", "progress", "p2p", "p2p_wire", "board",
-                 "turns")
+                 "turns", "trace")
 )
 
 
@@ -66,6 +66,7 @@ EXTENSIONS = [
     extension("hetccl.core._plans"),
     extension("hetccl.core._board", "hetccl/core/board.c"),
     extension("hetccl.core._shaping", "hetccl/core/shaping.c"),
+    extension("hetccl.core._trace", libraries=("pthread",)),
     extension("hetccl.core._engine", *ENGINE, COMBINE, libraries=("pthread",)),
     extension("hetccl.torch._glue"),
     extension("hetccl.torch._work"),

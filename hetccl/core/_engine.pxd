@@ -63,6 +63,7 @@ cdef extern from "plan.h" nogil:
         double divisor
         double scale_divisor
         int32_t reads_out
+        int32_t number
         uint32_t digest
 
 
@@ -90,6 +91,11 @@ cdef extern from "board.h" nogil:
     size_t hx_board_bytes(int size)
     void hx_board_mark(hx_board *b, int rank, uint32_t state)
     void hx_board_abort(hx_board *b, int rank)
+
+
+cdef extern from "trace.h" nogil:
+    ctypedef struct hx_trace:
+        pass
 
 
 cdef extern from "executor.h" nogil:
@@ -135,6 +141,7 @@ cdef extern from "executor.h" nogil:
         int32_t size
         int32_t pauses
         int32_t check
+        hx_trace *trace
         const hetccl_device_ops *dev
         void *dev_ctx
         const hetccl_ccl_ops *ccl

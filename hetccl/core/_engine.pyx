@@ -77,11 +77,11 @@ cdef class Core:
         if not self.c.host_memory:
             device.check(device.ops.stream_create(device.ctx, &self.c.stream), "stream_create")
 
-    def set_shared(self, size_t chunk_bytes, size_t small_bytes, uintptr_t board, board_owner):
-        """Bytes of a wire message, up to how many an all_reduce is of the latency class, and the arrival board."""
+    def set_shared(self, size_t chunk_bytes, size_t small_bytes, uintptr_t board, owners, uintptr_t trace=0):
+        """Bytes of a wire message, up to how many an all_reduce is of the latency class, the arrival board, a trace."""
         self.c.chunk_bytes, self.small_bytes = chunk_bytes, small_bytes
-        self.c.board = <hx_board *>board
-        self.keep.append(board_owner)
+        self.c.board, self.c.trace = <hx_board *>board, <hx_trace *>trace
+        self.keep.append(owners)
 
     def add_transport(self, TransportTable transport):
         if self.c.n_transports == 4:

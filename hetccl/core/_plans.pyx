@@ -49,7 +49,7 @@ cdef class CompiledPlan:
         self.p.in_blocks, self.p.out_blocks = plan.in_blocks, plan.out_blocks
         self.p.device_blocks, self.p.host_blocks = plan.device_blocks, plan.host_blocks
         self.p.divisor, self.p.scale_divisor = plan.divisor, plan.scale_divisor
-        self.p.reads_out, self.p.digest = plan.reads_out, plan.digest
+        self.p.reads_out, self.p.digest, self.p.number = plan.reads_out, plan.digest, plan.number
         self.p.n_steps, self.p.n_flows = len(plan.steps), len(plan.flows)
         self.p.steps = <hx_step *>calloc(max(1, self.p.n_steps), sizeof(hx_step))
         self.p.flows = <hx_flow *>calloc(max(1, self.p.n_flows), sizeof(hx_flow))

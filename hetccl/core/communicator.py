@@ -24,6 +24,7 @@ from hetccl.core.failures import Failures
 from hetccl.core.planner import Planner
 from hetccl.core.reactor import reactor
 from hetccl.core.store import Store, open_store
+from hetccl.core.tracing import Tracing
 from hetccl.core.watch import Watch
 from hetccl.core.work import ensure_completion_thread
 from hetccl.errors import ConfigError, HetcclError, UsageError
@@ -93,7 +94,9 @@ class Communicator(Collectives):
             joined.control.state,
         )
         self._packing = Packing(joined.device)
-        self._core = Core(self.rank, self.size, self._planner.plan, failures, self.timeout)
+        self.tracing = Tracing(self._planner, config)
+        self._core = Core(self.rank, self.size, self.tracing.plan, failures, self.timeout)
+        self._run = self.tracing.after(self._core.run)
         island = joined.topology.island_of(self.rank)
         here = joined.topology.host_ids
         turns = {r: joined.records[r].process for r in island.ranks}
@@ -102,8 +105,7 @@ class Communicator(Collectives):
             joined.device, joined.ccl, joined.ccl_comm, island.ranks.index(self.rank), mates,
             len(joined.control.local_ranks), config.check != "off",
         )  # fmt: skip
-        control = joined.control
-        self._core.set_shared(joined.topology.chunk_bytes, self._planner.small_bytes, control.address, control.owner)
+        self.tracing.attach(self._core, joined.control)
         for table in joined.tables.values():
             self._core.add_transport(table)
         self._endpoints: dict[int, tuple[str, int]] = {}
@@ -201,7 +203,7 @@ class Communicator(Collectives):
         is this rank's, for premul_sum. A buffer that the rank does not need is 0. `stream` is the caller's stream: the
         operation comes after what it holds, and may still be under way on it at the return. -1: none; it has ended.
         """
-        self._core.run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, factor, None, stream)
+        self._run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, factor, None, stream)
 
     def post(
         self, op: int, in_ptr: int, out_ptr: int, count: int, dtype: int, redop: int = 0, root: int = 0, tag: int = 0,
@@ -321,6 +323,7 @@ class Communicator(Collectives):
         while self._core.pending and not self._core.failed and time.monotonic() < deadline:
             time.sleep(0.0005)
         self._shut(5.0)
+        self.tracing.replay()
 
     def __enter__(self) -> Communicator:
         return self
@@ -341,7 +344,7 @@ class Communicator(Collectives):
         if inp is not out:
             check_overlap(inp, out, in_place_at)
         if not async_op:
-            self._core.run(op, inp.ptr, out.ptr, count, inp.dtype, redop, root, timeout, factor, shape)
+            self._run(op, inp.ptr, out.ptr, count, inp.dtype, redop, root, timeout, factor, shape)
             if out.finish is not None:
                 out.finish()
             return None

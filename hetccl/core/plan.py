@@ -147,6 +147,7 @@ class Plan:
     scale_divisor: float = 1.0  # 0: multiply by the rank's own factor (premul_sum)
     reads_out: bool = False  # OUT is not written as a whole
     digest: int = 0  # of the blocks' lengths, where they differ
+    number: int = field(default=0, compare=False)  # for the trace: which of the communicator's plans it is
 
     def lane(self, lane: Lane) -> list[int]:
         return [i for i, s in enumerate(self.steps) if s.lane == lane]

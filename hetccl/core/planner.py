@@ -74,12 +74,24 @@ class Planner:
     def plan(self, op: int, dtype: int, redop: int, root: int, small: bool, shape: Shape | None = None) -> Plan:
         """This rank's plan, proved together with those of all ranks. Raises `UnsupportedError` if no path can do it and
         `InternalError` if the proof fails, both before any traffic."""
-        counts, places = shape or ((), None)
-        shared = Shared(Op(op), DType(dtype), RedOp(redop), root, counts=counts)
+        shared, places = self.shared(op, dtype, redop, root, shape), shape[1] if shape else None
         self._check(shared)
         algorithm = self._algorithm(shared, small)
         self.gate.check(shared, algorithm, places)
         return algorithm(self.topology, shared, self.rank, places)
+
+    def plans(
+        self, op: int, dtype: int, redop: int, root: int, small: bool, shape: Shape | None = None
+    ) -> list[Plan]:
+        """Those of all ranks, by rank. In a v form this rank's blocks lie as `shape` says, the others' are packed."""
+        shared, places = self.shared(op, dtype, redop, root, shape), shape[1] if shape else None
+        algorithm = self._algorithm(shared, small)
+        return [
+            algorithm(self.topology, shared, r, places if r == self.rank else None) for r in range(self.topology.size)
+        ]
+
+    def shared(self, op: int, dtype: int, redop: int, root: int, shape: Shape | None = None) -> Shared:
+        return Shared(Op(op), DType(dtype), RedOp(redop), root, counts=shape[0] if shape else ())
 
     def explain(
         self,

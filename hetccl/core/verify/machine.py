@@ -9,7 +9,7 @@ nothing can lock."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from hetccl.core.algorithms.common import OWN_FACTOR
@@ -106,11 +106,12 @@ class Rank:
 
 class Machine:
     """`chunk` is in elements. `slots` is the number of messages that a ring holds. `scratch_rule` False leaves the
-    executor's scratch_busy out, to show that it is needed."""
+    executor's scratch_busy out, to show that it is needed. `layout` says where a rank's slices lie, if not as
+    planned."""
 
     def __init__(
         self, topology: Topology, sizes: Sizes, plans: Sequence[Plan], *, chunk: int, slots: int, in_place: bool,
-        scratch_rule: bool = True,
+        scratch_rule: bool = True, layout: Callable[[Plan, Values], Layout] | None = None,
     ) -> None:  # fmt: skip
         self.topology, self.chunk, self.scratch_rule = topology, chunk, scratch_rule
         self.values = Values()
@@ -119,8 +120,8 @@ class Machine:
         self.ranks: list[Rank] = []
         thread = 0
         for plan in plans:
-            layout = Layout(plan, sizes, in_place, self.values)
-            rank = Rank(plan, layout, topology, thread)
+            own = layout(plan, self.values) if layout else Layout(plan, sizes, in_place, self.values)
+            rank = Rank(plan, own, topology, thread)
             self.ranks.append(rank)
             thread = rank.last_thread
         self.join = joiner(thread)
