@@ -51,6 +51,7 @@ class Tracing:
         self._torn: set[int] = set()  # operations of which events are missing
         self._lock = threading.Lock()
         self.replayed = self.lost = 0  # operations; events
+        self.keep: list[Traced] | None = None  # a list here gets all that is replayed, to look at it with other ranks'
 
     def attach(self, core: Any, control: Any) -> None:
         """Gives the C half what all ranks share, and the memory for its trace."""
@@ -113,6 +114,8 @@ class Tracing:
                     **fault.facts,
                 ) from None
             self.replayed += 1
+            if self.keep is not None:
+                self.keep.append(traced)
 
     def _check(self, traced: Traced) -> None:
         planner, n = self._planner, self._planner.topology.size
@@ -125,7 +128,7 @@ class Tracing:
     def _ended(self, events: list[Event], streamed: bool) -> Traced:
         head, *steps = events
         plan, arguments = self._plans[head.what]
-        shape = arguments[5]
-        shared = self._planner.shared(*arguments[:4], shape)
-        run = Run(plan, head.n, head.a, head.index, tuple(steps), streamed)
+        op, dtype, redop, root, _, shape = arguments
+        shared = self._planner.shared(op, dtype, redop, root, shape)
+        run = Run(plan, head.n, head.a, head.number, tuple(steps), streamed)
         return Traced(shared, shape[1] if shape else None, arguments, run)

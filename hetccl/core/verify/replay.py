@@ -47,7 +47,7 @@ class Did(enum.IntEnum):
 
 class Event(NamedTuple):
     what: int
-    index: int  # of the step or flow
+    number: int  # of the step or flow
     peer: int = -1
     segment: int = 0
     a: int = 0
@@ -109,10 +109,10 @@ class _Traced(Layout):
         self._lengths: dict[tuple[Slice, int], int] = {}
         for e in run.events:
             if e.what == Did.STEP:
-                step = run.plan.steps[e.index]
+                step = run.plan.steps[e.number]
                 self._note(step.src, step.dst, step.len if step.kind in VENDOR else step.dst, e)
             elif e.what == Did.FLOW:
-                flow = run.plan.flows[e.index]
+                flow = run.plan.flows[e.number]
                 self._note(flow.src, flow.dst, flow.src if flow.src.buffer >= 0 else flow.dst, e)
 
     def _note(self, src: Slice, dst: Slice, length: Slice, e: Event) -> None:
@@ -120,7 +120,7 @@ class _Traced(Layout):
         found += [(self._offsets, s, at) for s, at in ((src, e.a), (dst, e.b)) if at != NOWHERE]
         for known, s, value in found:
             if known.setdefault((s, e.segment), value) != value:
-                what = f"{Did(e.what).name.lower()} {e.index} of segment {e.segment}"
+                what = f"{Did(e.what).name.lower()} {e.number} of segment {e.segment}"
                 raise PlanFault(
                     f"rank {self.plan.rank}: {what} took {value} for {s}, where {known[s, e.segment]} was taken before",
                     rank=self.plan.rank,
@@ -143,7 +143,7 @@ def check_order(run: Run, device: bool) -> None:
     for number, event in enumerate(run.events):
         wrong = order.follow(event)
         if wrong:
-            what = f"{Did(event.what).name.lower()} {event.index}"
+            what = f"{Did(event.what).name.lower()} {event.number}"
             raise PlanFault(
                 f"rank {run.plan.rank}: event {number} ({what}, segment {event.segment}) {wrong}", rank=run.plan.rank
             )
@@ -208,7 +208,7 @@ class _Order:
             Did.STEP: self._step, Did.DONE: self._done, Did.FLOW: self._flow, Did.SEND: self._send, Did.GET: self._get,
         }  # fmt: skip
         limit = len(self.plan.steps if e.what in (Did.STEP, Did.DONE) else self.plan.flows)
-        if e.what not in rules or not 0 <= e.index < limit:
+        if e.what not in rules or not 0 <= e.number < limit:
             return "is none of this plan's"
         return rules[e.what](e)
 
@@ -246,36 +246,36 @@ class _Order:
         return ""
 
     def _step(self, e: Event) -> str:
-        wrong = self._start(e.index, e.segment)
-        self.at[Lane(self.plan.steps[e.index].lane)] += not wrong
+        wrong = self._start(e.number, e.segment)
+        self.at[Lane(self.plan.steps[e.number].lane)] += not wrong
         return wrong
 
     def _done(self, e: Event) -> str:
-        step = self.plan.steps[e.index]
+        step = self.plan.steps[e.number]
         if step.kind == StepKind.FLOWS:
             if step.n_flows == 0 and self.flows_step < 0:  # nothing tells that it began
-                wrong = self._start(e.index, self.done[e.index])
+                wrong = self._start(e.number, self.done[e.number])
                 if wrong:
                     return wrong
-            elif e.index != self.flows_step or not all(flow.done for flow in self.open.values()):
+            elif e.number != self.flows_step or not all(flow.done for flow in self.open.values()):
                 return "ends before its flows"
             elif len(self.open) < step.n_flows:
                 return "ends before all of its flows have begun"
             self.open, self.flows_step = {}, -1
             self.at[Lane(step.lane)] += 1
-        self.done[e.index] += 1
-        return "ends more often than it began" if self.done[e.index] > self.begun[e.index] else ""
+        self.done[e.number] += 1
+        return "ends more often than it began" if self.done[e.number] > self.begun[e.number] else ""
 
     def _flow(self, e: Event) -> str:
-        step = self.owner.get(e.index, -1)
-        if self.flows_step < 0 and step >= 0 and e.index == self.plan.steps[step].first_flow:
+        step = self.owner.get(e.number, -1)
+        if self.flows_step < 0 and step >= 0 and e.number == self.plan.steps[step].first_flow:
             wrong = self._start(step, e.segment)
             if wrong:
                 return wrong
             self.flows_step, self.flows_segment = step, e.segment
-        if step < 0 or step != self.flows_step or e.segment != self.flows_segment or e.index in self.open:
+        if step < 0 or step != self.flows_step or e.segment != self.flows_segment or e.number in self.open:
             return "is no flow of the step that runs"
-        self.open[e.index] = _Open(self.plan.flows[e.index], e.n)
+        self.open[e.number] = _Open(self.plan.flows[e.number], e.n)
         return ""
 
     def _chunk(self, e: Event, at: int, state: _Open) -> str:
@@ -284,12 +284,12 @@ class _Order:
         mine = state.flow
         for number, other in self.open.items():
             same = (other.flow.kind, other.flow.channel) == (mine.kind, mine.channel)
-            if number < e.index and not other.done and same and set(other.flow.peers) & set(mine.peers):
+            if number < e.number and not other.done and same and set(other.flow.peers) & set(mine.peers):
                 return f"overtakes flow {number}, which uses the same channel"
         return ""
 
     def _send(self, e: Event) -> str:
-        state = self.open.get(e.index)
+        state = self.open.get(e.number)
         if state is None or e.peer not in state.senders():
             return "sends what no flow under way has to send"
         wrong = self._chunk(e, state.sent[e.peer], state)
@@ -301,7 +301,7 @@ class _Order:
         return wrong
 
     def _get(self, e: Event) -> str:
-        state = self.open.get(e.index)
+        state = self.open.get(e.number)
         if state is None or state.flow.kind == FlowKind.SEND:
             return "receives for no flow under way"
         wrong = self._chunk(e, state.got, state)
