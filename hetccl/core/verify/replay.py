@@ -143,7 +143,8 @@ def check_order(run: Run, device: bool) -> None:
     for number, event in enumerate(run.events):
         wrong = order.follow(event)
         if wrong:
-            what = f"{Did(event.what).name.lower()} {event.number}"
+            name = Did(event.what).name.lower() if event.what in set(Did) else f"kind {event.what}"
+            what = f"{name} {event.number}"
             raise PlanFault(
                 f"rank {run.plan.rank}: event {number} ({what}, segment {event.segment}) {wrong}", rank=run.plan.rank
             )
