@@ -2,35 +2,18 @@
 """Memory for the executor's trace, and its events as tuples."""
 
 cimport cython
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
 
+from hetccl.core._engine cimport hx_comm, hx_event, hx_trace, pthread_mutex_t
+
+
 cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_mutex_t:
-        pass
     int pthread_mutex_init(pthread_mutex_t *lock, void *attributes)
     int pthread_mutex_destroy(pthread_mutex_t *lock)
     int pthread_mutex_lock(pthread_mutex_t *lock)
     int pthread_mutex_unlock(pthread_mutex_t *lock)
-
-cdef extern from "trace.h" nogil:
-    ctypedef struct hx_event:
-        uint32_t sequence
-        int32_t what
-        int32_t index
-        int32_t peer
-        int64_t segment
-        int64_t a
-        int64_t b
-        int64_t n
-        int64_t m
-    ctypedef struct hx_trace:
-        pthread_mutex_t lock
-        uint64_t capacity
-        uint64_t used
-        uint64_t lost
-        hx_event *events
 
 
 @cython.final
@@ -51,9 +34,9 @@ cdef class Trace:
             pthread_mutex_destroy(&self.t.lock)
             free(self.t.events)
 
-    @property
-    def address(self):
-        return <uintptr_t>&self.t
+    def attach(self, uintptr_t core):
+        """To the communicator whose C half lies there."""
+        (<hx_comm *>core).trace = &self.t
 
     def take(self):
         """(events so far, how many found no room). The room is free again."""

@@ -3,21 +3,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hetccl.core.algorithms import (
     all_gather,
+    all_gather_rounds,
     all_reduce,
+    all_reduce_rounds,
     all_to_all,
     broadcast,
+    broadcast_parts,
     gather,
     reduce,
     reduce_scatter,
+    reduce_scatter_rounds,
     scatter,
 )
 from hetccl.core.algorithms.common import Algorithm, Places, Shared
+from hetccl.core.cost import CostTable
 from hetccl.core.explain import Explanation, border_bound, describe_steps
 from hetccl.core.plan import Plan
+from hetccl.core.selector import Selector
 from hetccl.core.topology import Topology
 from hetccl.core.verify.gate import Gate
+from hetccl.core.ways import Ways
 from hetccl.errors import ConfigError, UnsupportedError, UsageError
 from hetccl.native.combine import can_combine
 from hetccl.types import DType, Op, RedOp
@@ -27,10 +36,30 @@ __all__ = ["Planner", "Shape", "reducible"]
 Shape = tuple[tuple[int, ...], Places]  # lengths of the blocks, equal on all ranks, and where they lie on this one
 
 ALGORITHMS: dict[Op, dict[str, Algorithm]] = {
-    Op.ALL_REDUCE: {"exchange": all_reduce.exchange, "owners": all_reduce.owners},
-    Op.BROADCAST: {"chain": broadcast.chain},
-    Op.ALL_GATHER: {"direct": all_gather.direct},
-    Op.REDUCE_SCATTER: {"direct": reduce_scatter.direct},
+    Op.ALL_REDUCE: {
+        "exchange": all_reduce.exchange,
+        "owners": all_reduce.owners,
+        "ring": all_reduce_rounds.ring,
+        "tree": all_reduce_rounds.tree,
+    },
+    Op.BROADCAST: {
+        "chain": broadcast.chain,
+        "direct": broadcast.direct,
+        "owners": broadcast_parts.owners,
+        "tree": broadcast.tree,
+    },
+    Op.ALL_GATHER: {
+        "direct": all_gather.direct,
+        "heads": all_gather_rounds.heads,
+        "ring": all_gather_rounds.ring,
+        "tree": all_gather_rounds.tree,
+    },
+    Op.REDUCE_SCATTER: {
+        "direct": reduce_scatter.direct,
+        "heads": reduce_scatter_rounds.heads,
+        "ring": reduce_scatter_rounds.ring,
+        "tree": reduce_scatter_rounds.tree,
+    },
     Op.REDUCE: {"chain": reduce.chain},
     Op.GATHER: {"direct": gather.direct},
     Op.SCATTER: {"direct": scatter.direct},
@@ -38,11 +67,6 @@ ALGORITHMS: dict[Op, dict[str, Algorithm]] = {
 }
 
 REDUCING = frozenset({Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.REDUCE})
-
-# Up to these sizes one exchange of everything beats two steps of halves (measured, docs/results/). With vendor
-# calls around it, the exchange also saves two of them.
-SMALL_BYTES = 8 << 10
-SMALL_BYTES_WITH_ISLANDS = 32 << 10
 
 
 class Planner:
@@ -55,12 +79,15 @@ class Planner:
         forced: dict[str, str],
         segment_bytes: int | None = None,
         verify: str = "first",
+        table: CostTable | None = None,
+        combine: str = "auto",
     ) -> None:
         self.topology = topology
+        self.ways = Ways(topology, combine)
         self.rank = rank
         self.forced = forced
         self.gate = Gate(topology, verify, rank)
-        self.small_bytes = SMALL_BYTES if all(i.size == 1 for i in topology.islands) else SMALL_BYTES_WITH_ISLANDS
+        self.selector = Selector(topology, table or CostTable(), ALGORITHMS, forced)
         for op, name in forced.items():
             known = {o.label: sorted(a) for o, a in ALGORITHMS.items()}
             if op not in known or name not in known[op]:
@@ -71,27 +98,34 @@ class Planner:
                     value=f"{op}={name}",
                 )
 
-    def plan(self, op: int, dtype: int, redop: int, root: int, small: bool, shape: Shape | None = None) -> Plan:
-        """This rank's plan, proved together with those of all ranks. Raises `UnsupportedError` if no path can do it and
-        `InternalError` if the proof fails, both before any traffic."""
-        shared, places = self.shared(op, dtype, redop, root, shape), shape[1] if shape else None
-        self._check(shared)
-        algorithm = self._algorithm(shared, small)
+    def limits(self, op: int) -> tuple[int, ...]:
+        """The last size in bytes of each bucket of an operation, but for the last bucket."""
+        return self.selector.choices(Op(op)).limits if Op(op) in ALGORITHMS else ()
+
+    def plan(self, op: int, dtype: int, redop: int, root: int, bucket: int, shape: Shape | None = None) -> Plan:
+        """This rank's plan for sizes of a bucket, proved together with those of all ranks. Raises `UnsupportedError` if
+        no path can do it and `InternalError` if the proof fails, both before any traffic."""
+        shared, algorithm = self.choose(op, dtype, redop, root, bucket, shape)
+        places = shape[1] if shape else None
         self.gate.check(shared, algorithm, places)
-        return algorithm(self.topology, shared, self.rank, places)
+        plan = algorithm(self.topology, shared, self.rank, places)
+        return replace(plan, op=Op.BARRIER) if op == Op.BARRIER else plan
 
-    def plans(
-        self, op: int, dtype: int, redop: int, root: int, small: bool, shape: Shape | None = None
-    ) -> list[Plan]:
-        """Those of all ranks, by rank. In a v form this rank's blocks lie as `shape` says, the others' are packed."""
-        shared, places = self.shared(op, dtype, redop, root, shape), shape[1] if shape else None
-        algorithm = self._algorithm(shared, small)
-        return [
-            algorithm(self.topology, shared, r, places if r == self.rank else None) for r in range(self.topology.size)
-        ]
-
-    def shared(self, op: int, dtype: int, redop: int, root: int, shape: Shape | None = None) -> Shared:
-        return Shared(Op(op), DType(dtype), RedOp(redop), root, counts=shape[0] if shape else ())
+    def choose(
+        self, op: int, dtype: int, redop: int, root: int, bucket: int, shape: Shape | None = None
+    ) -> tuple[Shared, Algorithm]:
+        """What ranks share in a class, and what makes their plans. A barrier is an all_reduce of next to nothing,
+        whatever is forced for real ones."""
+        if op == Op.BARRIER:
+            single = len(self.topology.islands) == 1
+            return Shared(Op.ALL_REDUCE, DType.INT32, RedOp.SUM), all_reduce.island if single else all_reduce.exchange
+        shared = Shared(Op(op), DType(dtype), RedOp(redop), root, counts=shape[0] if shape else ())
+        self._check(shared)
+        choices = self.selector.choices(shared.op)
+        choice = choices.of(_mean_bytes(shared, self.topology.size)) if shape else choices.buckets[bucket]
+        shared = replace(shared, segment_bytes=choice.segment_bytes)
+        algorithm = self._algorithm(shared, choice.algorithm)
+        return shared, self.ways.apply(algorithm, shared) if shared.op in REDUCING else algorithm
 
     def explain(
         self,
@@ -106,7 +140,13 @@ class Planner:
         """Plans of all ranks are made and their messages added up, so the border bytes are those of the plan itself."""
         shared = Shared(op, dtype, redop, root, counts=counts)
         self._check(shared)
-        algorithm = self._algorithm(shared, op == Op.ALL_REDUCE and nbytes <= self.small_bytes)
+        choice = self.selector.choices(op).of(_mean_bytes(shared, self.topology.size) if counts else nbytes)
+        shared = replace(shared, segment_bytes=choice.segment_bytes)
+        algorithm = self._algorithm(shared, choice.algorithm)
+        combined_by = "nobody"
+        if op in REDUCING:
+            combined_by = self.ways.describe(algorithm, shared)
+            algorithm = self.ways.apply(algorithm, shared)
         count = 1 if counts else nbytes // dtype.itemsize
         mine = algorithm(self.topology, shared, self.rank, None)
         border = sum(
@@ -121,7 +161,7 @@ class Planner:
             redop=redop.label if op in REDUCING else "",
             algorithm=mine.algorithm,
             plan_class=mine.plan_class,
-            combined_by="vendor's library" if len(self.topology.islands) == 1 else "host",
+            combined_by=combined_by,
             islands=[f"{i.name}, ranks {', '.join(map(str, i.ranks))}" for i in self.topology.islands],
             paths=paths,
             steps=describe_steps(mine),
@@ -131,12 +171,26 @@ class Planner:
             staged=not island.host_memory,
         )
 
-    def _algorithm(self, shared: Shared, small: bool) -> Algorithm:
-        if shared.op == Op.ALL_REDUCE and len(self.topology.islands) == 1:
-            return all_reduce.island
-        name = self.forced.get(shared.op.label) or ("exchange" if small else "owners")
+    def _algorithm(self, shared: Shared, name: str) -> Algorithm:
         choices = ALGORITHMS[shared.op]
-        return choices.get(name) or next(iter(choices.values()))
+        if len(self.topology.islands) == 1:  # where nothing crosses a border there is nothing to choose
+            return all_reduce.island if shared.op == Op.ALL_REDUCE else next(iter(choices.values()))
+        return self._combinable(shared, choices[name]) if shared.op in REDUCING else choices[name]
+
+    def _combinable(self, shared: Shared, algorithm: Algorithm) -> Algorithm:
+        """The algorithm, or another where HETCCL_COMBINE forces a way to combine that it has no place for."""
+        wrong = self.ways.fits(algorithm, shared)
+        if not wrong:
+            return algorithm
+        if shared.op.label not in self.forced:
+            for other in ALGORITHMS[shared.op].values():
+                if not self.ways.fits(other, shared):
+                    return other
+        raise UnsupportedError(
+            f"HETCCL_COMBINE={self.ways.wanted} cannot be used with {shared.op.label} by "
+            f"{self.forced.get(shared.op.label, 'any algorithm')}: {wrong}. Force only one of HETCCL_COMBINE and "
+            "HETCCL_ALGORITHM"
+        )
 
     def _check(self, shared: Shared) -> None:
         if shared.op not in ALGORITHMS:
@@ -148,6 +202,12 @@ class Planner:
                 f"{shared.redop.label} of {shared.dtype.label} has no meaning; bitwise operators take integers and "
                 "bool, complex numbers take sum, avg and premul_sum, bool takes neither avg nor premul_sum"
             )
+
+
+def _mean_bytes(shared: Shared, size: int) -> int:
+    """Bytes of a mean block of the v forms, which chooses their algorithm."""
+    blocks = size * size if shared.op == Op.ALL_TO_ALL else size
+    return sum(shared.counts) * shared.dtype.itemsize // max(1, blocks)
 
 
 def reducible(dtype: DType, redop: RedOp) -> bool:

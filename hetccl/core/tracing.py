@@ -53,19 +53,22 @@ class Tracing:
         self.replayed = self.lost = 0  # operations; events
         self.keep: list[Traced] | None = None  # a list here gets all that is replayed, to look at it with other ranks'
 
-    def attach(self, core: Any, control: Any) -> None:
-        """Gives the C half what all ranks share, and the memory for its trace."""
-        planner, address = self._planner, self._trace.address if self._trace else 0
-        owners = (control.owner, self._trace)
-        core.set_shared(planner.topology.chunk_bytes, planner.small_bytes, control.address, owners, address)
+    def attach(self, core: int) -> None:
+        """Gives a C half, by its address, the memory for its trace, which must live as long: it holds this object as
+        its planner."""
+        if self._trace is not None:
+            self._trace.attach(core)
 
-    def plan(self, op: int, dtype: int, redop: int, root: int, small: bool, shape: Shape | None = None) -> Plan:
+    def limits(self, op: int) -> tuple[int, ...]:
+        return self._planner.limits(op)
+
+    def plan(self, op: int, dtype: int, redop: int, root: int, bucket: int, shape: Shape | None = None) -> Plan:
         """As `Planner.plan`; the plan bears a number by which the trace names it."""
-        plan = self._planner.plan(op, dtype, redop, root, small, shape)
+        plan = self._planner.plan(op, dtype, redop, root, bucket, shape)
         if self._trace is None:
             return plan
         with self._lock:
-            self._plans.append((replace(plan, number=len(self._plans)), (op, dtype, redop, root, small, shape)))
+            self._plans.append((replace(plan, number=len(self._plans)), (op, dtype, redop, root, bucket, shape)))
             return self._plans[-1][0]
 
     def after(self, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,16 +122,19 @@ class Tracing:
 
     def _check(self, traced: Traced) -> None:
         planner, n = self._planner, self._planner.topology.size
-        plans, places = planner.plans(*traced.arguments), [packed(traced.shared, r, n) for r in range(n)]
+        shared, algorithm = planner.choose(*traced.arguments)
+        places = [packed(shared, rank, n) for rank in range(n)] if shared.counts else []
         if traced.places is not None:
             places[planner.rank] = traced.places
+        plans = [algorithm(planner.topology, shared, r, places[r] if places else None) for r in range(n)]
         runs = [traced.run if rank == planner.rank else None for rank in range(n)]
-        replay(planner.topology, traced.shared, plans, runs, places if traced.shared.counts else ())
+        replay(planner.topology, shared, plans, runs, places)
 
     def _ended(self, events: list[Event], streamed: bool) -> Traced:
         head, *steps = events
         plan, arguments = self._plans[head.what]
-        op, dtype, redop, root, _, shape = arguments
-        shared = self._planner.shared(op, dtype, redop, root, shape)
+        shared, _ = self._planner.choose(*arguments)
+        shape = arguments[5]
+        plan = replace(plan, op=shared.op)  # a barrier is an all_reduce
         run = Run(plan, head.n, head.a, head.number, tuple(steps), streamed)
         return Traced(shared, shape[1] if shape else None, arguments, run)

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from hetccl.core.plan import StepKind
+from hetccl.core.planner import ALGORITHMS
 from hetccl.core.tracing import Traced
 from hetccl.core.verify import PlanFault
 from hetccl.core.verify.replay import Did, Event, replay
@@ -37,6 +38,14 @@ def rank_specs(draw: st.DrawFn) -> tuple[str, ...]:
     sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4).filter(lambda s: 2 <= sum(s) <= 6))
     ranks = [f"{draw(st.sampled_from(('host', 'sim')))}@{'abcd'[i]}" for i, n in enumerate(sizes) for _ in range(n)]
     return tuple(draw(st.permutations(ranks)) if draw(st.booleans()) else ranks)
+
+
+@st.composite
+def algorithms(draw: st.DrawFn) -> str:
+    """HETCCL_ALGORITHM: what is chosen, or for every operation any one of its algorithms."""
+    if draw(st.booleans()):
+        return ""
+    return ",".join(f"{op.label}={draw(st.sampled_from(sorted(names)))}" for op, names in ALGORITHMS.items())
 
 
 @st.composite
@@ -67,14 +76,23 @@ def test_traces_are_accepted(full: bool) -> None:
         max_examples=40 if full else 4, deadline=None, derandomize=not full, phases=(Phase.explicit, Phase.generate),
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
-    @given(cases())
-    @example((("host@a", "host@b"), [Job(op, count=3000) for op in OPERATIONS]))
-    def accepted(case: tuple[tuple[str, ...], list[Job]]) -> None:
+    @given(cases(), algorithms())
+    @example((("host@a", "host@b"), [Job(op, count=3000) for op in OPERATIONS]), "")
+    def accepted(case: tuple[tuple[str, ...], list[Job]], algorithm: str) -> None:
         ranks, jobs = case
-        proofs = replay_all(run(body, ",".join(ranks), timeout=120, env=ENV, args=(jobs,)))
+        env = ENV | ({"HETCCL_ALGORITHM": algorithm} if algorithm else {})
+        proofs = replay_all(run(body, ",".join(ranks), timeout=200, env=env, args=(jobs,)))
         assert len(proofs) == len(jobs)
 
     accepted()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("combine", ["device", "border"])
+def test_traces_of_other_ways_to_combine(combine: str) -> None:
+    jobs = [Job(op, count=3000, redop=redop) for op in REDUCING for redop in ("sum", "max", "avg")]
+    ranks = run(body, "sim@a,host@b,sim@a,host@b", timeout=200, env=ENV | {"HETCCL_COMBINE": combine}, args=(jobs,))
+    assert len(replay_all(ranks)) == len(jobs)
 
 
 # ---- a corrupted trace is refused
@@ -84,7 +102,8 @@ def test_traces_are_accepted(full: bool) -> None:
 def ranks() -> list[tuple[object, list[Traced]]]:
     """One segmented, chunked all_reduce on two islands of two, one of them a device's; and a gather_v."""
     jobs = [Job("all_reduce", count=9001), Job("gather", counts=(5, 0, 2000, 7), root=1)]
-    return run(body, "host@a,host@a,sim@b,sim@b", timeout=60, env=ENV, args=(jobs,))
+    env = ENV | {"HETCCL_ALGORITHM": "all_reduce=owners"}
+    return run(body, "host@a,host@a,sim@b,sim@b", timeout=100, env=env, args=(jobs,))
 
 
 def corrupt(

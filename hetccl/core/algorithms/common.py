@@ -19,6 +19,7 @@ __all__ = [
     "averages_by",
     "combine_pieces",
     "combining_op",
+    "divided",
     "gather_pieces",
     "in_scratch",
     "island_broadcast",
@@ -26,6 +27,7 @@ __all__ = [
     "prescaled",
     "reduce_to",
     "segment_elements",
+    "segment_of_blocks",
 ]
 
 HALF_TYPES = frozenset(
@@ -94,6 +96,13 @@ def needs_segments(topology: Topology) -> int:
     return min(i.segment_bytes for i in topology.islands)
 
 
+def segment_of_blocks(topology: Topology, shared: Shared) -> int:
+    """Elements of a segment of operations on a block a rank; 0 where a block is one segment."""
+    if len(topology.islands) == 1 or shared.counts or all(i.host_memory for i in topology.islands):
+        return 0
+    return segment_elements(topology, shared, 1, needs_segments(topology))
+
+
 def prescaled(
     b: PlanBuilder, island: Island, shared: Shared, inputs: Sequence[Slice], divisor: float, shift: int = 0
 ) -> Buffer:
@@ -120,6 +129,18 @@ def prescaled(
         b.island(StepKind.COPY, src, dst, wait=done, shift=shift)
         done = -1
     return Buffer.DEVICE_SCRATCH
+
+
+def divided(b: PlanBuilder, island: Island, out: Slice, pinned: Slice) -> int:
+    """An average of one island: the sum in `out` divided in place, by way of `pinned` where the device has no kernel.
+    Returns how many blocks of pinned memory that takes."""
+    if island.host_memory or island.kernels:
+        b.island(StepKind.SCALE, out, out)
+        return 0
+    ready = b.island(StepKind.COPY, out, pinned)
+    done = b.border_step(StepKind.SCALE, pinned, pinned, wait=ready)
+    b.island(StepKind.COPY, pinned, out, wait=done)
+    return 1
 
 
 def island_broadcast(

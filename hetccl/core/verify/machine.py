@@ -89,17 +89,14 @@ class Rank:
             thread += parts_of(flow)
         self.last_thread = thread
         self.issuing = 2
-        self._clashes: dict[int, list[tuple[int, str]]] = {}
+        self._clashes: dict[int, list[int]] = {}
 
-    def clashes(self, step: Step, number: int) -> list[tuple[int, str]]:
-        """Earlier flows of the step that flow `number` waits for, and (with a text) those it would get mixed up
-        with."""
+    def clashes(self, step: Step, number: int) -> list[int]:
+        """Earlier flows of the step that flow `number` waits for."""
         found = self._clashes.get(number)
         if found is None:
             found = self._clashes[number] = [
-                (earlier, clash)
-                for earlier in range(step.first_flow, number)
-                if (clash := flow_clash(self.plan.flows, earlier, number)) is not None
+                earlier for earlier in range(step.first_flow, number) if flow_clash(self.plan.flows, earlier, number)
             ]
         return found
 
@@ -261,7 +258,13 @@ class Machine:
         n = layout.length(step.dst, segment)
         if n == 0:
             return
-        src, dst = layout.place(step.src, segment, n), layout.place(step.dst, segment)
+        dst = layout.place(step.dst, segment)
+        if step.kind == StepKind.FILL:
+            if rank.device and step.dst.buffer != Buffer.HOST_SCRATCH:
+                raise Fault("fills on the host what does not lie in host memory")
+            self.store(rank, dst, [(n, self.values.neutral(combining(plan.redop)), 0)], me.access())
+            return
+        src = layout.place(step.src, segment, n)
         if step.kind == StepKind.COPY:
             if layout.length(step.src, segment) != n:
                 raise Fault(f"copies {layout.length(step.src, segment)} elements to where {n} lie")
@@ -324,12 +327,10 @@ class Machine:
             flow = plan.flows[number]
             if rank.device and any(s.buffer not in (-1, Buffer.HOST_SCRATCH) for s in (flow.src, flow.dst)):
                 raise Fault("sends or receives memory of the device; the border needs host memory")
-            if rank.layout.length(flow.src if flow.src.buffer >= 0 else flow.dst, segment) == 0:
+            empty = rank.layout.length(flow.src if flow.src.buffer >= 0 else flow.dst, segment) == 0
+            orders = rank.clashes(step, number)
+            if empty and not orders:
                 continue
-            for earlier, clash in rank.clashes(step, number):
-                if clash and any(earlier == other for other, _ in begun):
-                    raise Fault(clash)
-            orders = {earlier for earlier, clash in rank.clashes(step, number) if not clash}
             after = [proc for earlier, procs in begun if earlier in orders for proc in procs]
             where = Where(plan.rank, me.where.step if me.where else -1, "flows", segment, f", {_name(flow.kind)}")
             begun.append((number, start_flow(self, rank, number, me, where, segment, after)))
@@ -351,7 +352,7 @@ def on_host(plan: Plan, step: Step) -> bool:
     stream: local_step in executor.c."""
     if step.kind == StepKind.SCALE:
         return plan.scale_divisor == OWN_FACTOR or step.dst.buffer == Buffer.HOST_SCRATCH
-    return step.kind in (StepKind.COMBINE, StepKind.FLOWS)
+    return step.kind in (StepKind.COMBINE, StepKind.FLOWS, StepKind.FILL)
 
 
 def check_apart(src: Place, dst: Place) -> None:

@@ -165,7 +165,7 @@ class _Open:
         if kind == FlowKind.SEND:
             return [0]
         if kind == FlowKind.FORWARD:
-            return [1]
+            return list(range(1, many))
         if kind == FlowKind.PASS:
             return [many - 1]
         return list(range(many)) if kind == FlowKind.EXCHANGE or self.flow.give_back else []
@@ -284,8 +284,7 @@ class _Order:
             return f"moves elements {e.a} to {e.a + e.n}; {min(self.run.chunk, state.n - at)} from {at} on come next"
         mine = state.flow
         for number, other in self.open.items():
-            same = (other.flow.kind, other.flow.channel) == (mine.kind, mine.channel)
-            if number < e.number and not other.done and same and set(other.flow.peers) & set(mine.peers):
+            if number < e.number and not other.done and other.flow.uses & mine.uses:
                 return f"overtakes flow {number}, which uses the same channel"
         return ""
 

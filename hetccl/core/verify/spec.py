@@ -132,8 +132,10 @@ def others(topology: Topology) -> int:
 
 
 def everywhere(topology: Topology, root: int, length: Length) -> Bound:
-    """broadcast and reduce: the whole buffer enters or leaves every island but one."""
-    through = per_island(topology, lambda c: length(0))
+    """broadcast and reduce: the whole buffer enters or leaves every island but one, and goes through each once; where
+    links are missing, as often as the tree with the fewest branches wants."""
+    parents = topology.border.chain(topology.place(root)[0])
+    through = per_island(topology, lambda c: max(1, parents.count(c)) * length(0))
     return Bound(others(topology) * length(0), through, through)
 
 
@@ -146,20 +148,26 @@ def from_all(topology: Topology, length: Length, inwards: bool) -> Bound:
 
 def rooted(topology: Topology, root: int, length: Length, inwards: bool) -> Bound:
     """gather and scatter: everything enters or leaves the root's island once."""
-    home = topology.place(root)[0]
-    total = sum(length(r) for r in far(topology, home))
-    mine = per_island(topology, lambda c: total if c == home else 0)
-    theirs = per_island(topology, lambda c: 0 if c == home else sum(map(length, topology.islands[c].ranks)))
-    return Bound(total, theirs, mine) if inwards else Bound(total, mine, theirs)
+    ranks = far(topology, topology.place(root)[0])
+    return carried(topology, [((r, root) if inwards else (root, r), length(r)) for r in ranks])
 
 
 def of_pairs(topology: Topology, root: int, length: Length) -> Bound:
     """all_to_all: each pair's block once, if its ranks are in different islands."""
     n = topology.size
-    out = per_island(topology, lambda c: sum(
-        length(i * n + j) for i in topology.islands[c].ranks for j in far(topology, c)))  # fmt: skip
-    into = per_island(topology, lambda c: sum(
-        length(i * n + j) for i in far(topology, c) for j in topology.islands[c].ranks))  # fmt: skip
+    pairs = [(i, j) for i in range(n) for j in far(topology, topology.place(i)[0])]
+    return carried(topology, [((i, j), length(i * n + j)) for i, j in pairs])
+
+
+def carried(topology: Topology, blocks: Sequence[tuple[tuple[int, int], int]]) -> Bound:
+    """Blocks ((from, to), length) that go their ways alone: once over every link on the shortest way."""
+    out, into = per_island(topology, lambda c: 0), per_island(topology, lambda c: 0)
+    for (source, target), n in blocks:
+        here, goal = topology.place(source)[0], topology.place(target)[0]
+        while here != goal:
+            out[here] += n
+            here = topology.border.parent(here, goal)
+            into[here] += n
     return Bound(sum(out.values()), out, into)
 
 
