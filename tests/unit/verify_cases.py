@@ -42,8 +42,8 @@ def topology(
 
 
 def algorithms(op: Op, islands: int) -> list[str]:
-    if op == Op.ALL_REDUCE and islands == 1:
-        return ["island"]
+    if islands == 1:  # nothing crosses a border, so there is nothing to choose: as in planner.py
+        return ["island"] if op == Op.ALL_REDUCE else [next(iter(ALGORITHMS[op]))]
     return sorted(ALGORITHMS[op])
 
 

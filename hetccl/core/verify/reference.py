@@ -122,7 +122,7 @@ class _Rank(Flows):
         self, world: _World, plan: Plan, data: list[float], count: int, together: tuple[int, int] | None
     ) -> None:
         self.world, self.calls, self.plan, self.count = world, world.calls, plan, count
-        self.island = world.topology.island_of(plan.rank)
+        self.island, self.islands = world.topology.island_of(plan.rank), len(world.topology.islands)
         self.me = world.topology.place(plan.rank)[1]
         self.device = not self.island.host_memory
         self.lengths = plan.segments(count)
@@ -331,7 +331,7 @@ class _Rank(Flows):
         ):
             raise Stuck(f"island {self.island.index}: its ranks make different vendor calls")
         kind, n, root, target = first.step.kind, first.n, first.step.root, first.step.to
-        members = groups_of(self.island.size, len(self.world.topology.islands))[first.step.group]
+        members = groups_of(self.island.size, self.islands)[first.step.group]
         for i, c in enumerate(calls):
             if i not in members:
                 c.result, c.ready = [], True
