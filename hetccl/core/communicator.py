@@ -24,6 +24,7 @@ from hetccl.core.planner import Planner
 from hetccl.core.reactor import reactor
 from hetccl.core.store import Store
 from hetccl.core.topology_file import TopologyFile
+from hetccl.core.tracing import Tracing
 from hetccl.core.watch import Watch
 from hetccl.core.work import ensure_completion_thread
 from hetccl.errors import HetcclError, UsageError
@@ -100,7 +101,10 @@ class Communicator(Collectives):
             joined.control.state,
         )
         self._packing = Packing(joined.device)
-        self._core = Core(self.rank, self.size, self._planner, failures, self.timeout)
+        self.tracing = Tracing(self._planner, config)
+        self._core = Core(self.rank, self.size, self.tracing, failures, self.timeout)
+        self.tracing.attach(self._core.address)
+        self._run = self.tracing.after(self._core.run)
         island = joined.topology.island_of(self.rank)
         here = joined.topology.host_ids
         turns = {r: joined.records[r].process for r in island.ranks}
@@ -213,7 +217,7 @@ class Communicator(Collectives):
         operation comes after what it holds, and may still be under way on it at the return. -1: none; it has ended.
         `ours`: the caller knows that both are memory of this rank's device, and it is not looked up.
         """
-        self._core.run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, factor, None, stream, ours)
+        self._run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, factor, None, stream, ours)
 
     def post(
         self, op: int, in_ptr: int, out_ptr: int, count: int, dtype: int, redop: int = 0, root: int = 0, tag: int = 0,
@@ -335,6 +339,7 @@ class Communicator(Collectives):
         while self._core.pending and not self._core.failed and time.monotonic() < deadline:
             time.sleep(0.0005)
         self._shut(5.0)
+        self.tracing.replay()
 
     def __enter__(self) -> Communicator:
         return self
@@ -355,7 +360,7 @@ class Communicator(Collectives):
         if inp is not out:
             check_overlap(inp, out, in_place_at)
         if not async_op:
-            self._core.run(op, inp.ptr, out.ptr, count, inp.dtype, redop, root, timeout, factor, shape)
+            self._run(op, inp.ptr, out.ptr, count, inp.dtype, redop, root, timeout, factor, shape)
             if out.finish is not None:
                 out.finish()
             return None

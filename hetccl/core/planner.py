@@ -118,19 +118,30 @@ class Planner:
     def plan(self, op: int, dtype: int, redop: int, root: int, bucket: int, shape: Shape | None = None) -> Plan:
         """This rank's plan for sizes of a bucket, proved together with those of all ranks. Raises `UnsupportedError` if
         no path can do it and `InternalError` if the proof fails, both before any traffic."""
+        shared, algorithm = self.choose(op, dtype, redop, root, bucket, shape)
+        places = shape[1] if shape else None
+        self.gate.check(shared, algorithm, places)
+        plan = algorithm(self.topology, shared, self.rank, places)
+        return replace(plan, op=Op.BARRIER) if op == Op.BARRIER else plan
+
+    def choose(
+        self, op: int, dtype: int, redop: int, root: int, bucket: int, shape: Shape | None = None
+    ) -> tuple[Shared, Algorithm]:
+        """What ranks share in a class, and what makes their plans. A barrier is an all_reduce of next to nothing,
+        whatever is forced for real ones."""
         if op == Op.BARRIER:
-            return self._barrier()
-        counts, places = shape or ((), None)
-        shared = Shared(Op(op), DType(dtype), RedOp(redop), root, counts=counts)
+            able = self.selector.candidates(Op.ALL_REDUCE)
+            least: Algorithm = ALGORITHMS[Op.ALL_REDUCE]["exchange" if "exchange" in able else able[0]]
+            if len(self.topology.islands) == 1:
+                least = all_reduce.island
+            return Shared(Op.ALL_REDUCE, DType.INT32, RedOp.SUM), least
+        shared = Shared(Op(op), DType(dtype), RedOp(redop), root, counts=shape[0] if shape else ())
         self._check(shared)
         choices = self.selector.choices(shared.op)
-        choice = choices.of(_mean_bytes(shared, self.topology.size)) if counts else choices.buckets[bucket]
+        choice = choices.of(_mean_bytes(shared, self.topology.size)) if shape else choices.buckets[bucket]
         shared = replace(shared, segment_bytes=choice.segment_bytes)
         algorithm = self._algorithm(shared, choice.algorithm)
-        if shared.op in REDUCING:
-            algorithm = self.ways.apply(algorithm, shared)
-        self.gate.check(shared, algorithm, places)
-        return algorithm(self.topology, shared, self.rank, places)
+        return shared, self.ways.apply(algorithm, shared) if shared.op in REDUCING else algorithm
 
     def explain(
         self,
@@ -176,16 +187,6 @@ class Planner:
             relays=describe_relays(self.topology),
             through=describe_through(self.topology, shared, plans, count, out, into),
         )
-
-    def _barrier(self) -> Plan:
-        """An all_reduce of next to nothing, whatever is forced for real ones."""
-        shared = Shared(Op.ALL_REDUCE, DType.INT32, RedOp.SUM)
-        algorithm: Algorithm = all_reduce.island
-        if len(self.topology.islands) > 1:
-            able = self.selector.candidates(Op.ALL_REDUCE)
-            algorithm = ALGORITHMS[Op.ALL_REDUCE]["exchange" if "exchange" in able else able[0]]
-        self.gate.check(shared, algorithm, None)
-        return replace(algorithm(self.topology, shared, self.rank, None), op=Op.BARRIER)
 
     def _algorithm(self, shared: Shared, name: str) -> Algorithm:
         choices = ALGORITHMS[shared.op]
