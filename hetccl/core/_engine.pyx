@@ -56,7 +56,7 @@ cdef class Core:
             hx_comm_free(self.c)
 
     def set_device(self, DeviceTable device, CclTable ccl, uintptr_t ccl_comm, int island_rank, list local_mates,
-                   int local_ranks, bint check):
+                   int local_ranks, bint check, bint ordered):
         """Device and vendor library; `local_mates`: ranks of the island, this one too, that share the board, in turn."""
         cdef int i
         self.keep += [device, ccl]
@@ -70,7 +70,7 @@ cdef class Core:
         for i, rank in enumerate(local_mates):
             self.c.island_ranks[i] = rank
         i = local_mates.index(self.c.rank)
-        self.c.turn_before, self.c.turn_after = local_mates[i - 1] if i else -1, i + 1 < len(local_mates)
+        self.c.turn_before, self.c.ordered = local_mates[i - 1] if i else -1, ordered
         self.c.pauses, self.c.check = hetccl_wait_pauses(local_ranks), check
         device.ops.bind_thread(device.ctx)
         if not self.c.host_memory:
@@ -113,7 +113,7 @@ cdef class Core:
         return self.cache.find(op, dtype, redop, root, count * hetccl_dtype_size(dtype), shape)
 
     cdef hx_work *collective(self, CompiledPlan plan, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, double timeout,
-                             double factor) except NULL:
+                             double factor, bint ours) except NULL:
         cdef size_t es = hetccl_dtype_size(plan.p.dtype)
         cdef hx_work *w
         if plan.p.redop == PREMUL_SUM and not hetccl_can_scale(plan.p.dtype, factor):
@@ -126,7 +126,7 @@ cdef class Core:
             raise MemoryError
         w.inp, w.out, w.count, w.factor = <char *>in_ptr, <char *>out_ptr, count, factor
         try:
-            if not self.c.host_memory and count:
+            if not self.c.host_memory and count and not ours:
                 if plan.p.in_blocks and self.on_host(in_ptr, plan.p.in_blocks * count * es):
                     w.user_in = w.inp
                 if plan.p.out_blocks and self.on_host(out_ptr, plan.p.out_blocks * count * es):
@@ -163,10 +163,10 @@ cdef class Core:
         return self.failure(status, text(self.c.fail_text), self.failed_ranks())
 
     cpdef int run(self, int op, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, int dtype, int redop, int root,
-                  double timeout, double factor=1.0, object shape=None, long long stream=-1) except -1:
-        """One collective, blocking unless it can be left to `stream`. Counts are as in `Communicator.run`."""
+                  double timeout, double factor=1.0, object shape=None, long long stream=-1, bint ours=False) except -1:
+        """One collective, blocking unless it can be left to `stream`. Counts and `ours` are as in `Communicator.run`."""
         cdef CompiledPlan plan = self.plan(op, dtype, redop, root, count, shape)
-        cdef hx_work *w = self.collective(plan, in_ptr, out_ptr, count, timeout, factor)
+        cdef hx_work *w = self.collective(plan, in_ptr, out_ptr, count, timeout, factor, ours)
         cdef int rc
         try:
             rc = self.begin(w, stream, 0)
@@ -212,7 +212,7 @@ cdef class Core:
                 raise
 
     cpdef Work post(self, int op, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, int dtype, int redop, int root, int tag,
-                    double timeout, object keep, object finish=None, double factor=1.0, object shape=None, long long stream=-1):
+                    double timeout, keep, finish=None, double factor=1.0, shape=None, long long stream=-1, bint ours=False):
         """Starts an operation. `keep` is held until it has ended; then `finish` runs. Send, receive: `root` is the peer (-1: any)."""
         cdef hx_work *w
         cdef CompiledPlan plan
@@ -223,7 +223,7 @@ cdef class Core:
             stream = -1
         else:
             plan = self.plan(op, dtype, redop, root, count, shape)
-            w = self.collective(plan, in_ptr, out_ptr, count, timeout, factor)
+            w = self.collective(plan, in_ptr, out_ptr, count, timeout, factor, ours)
             keep = (keep, plan)
         work.core, work.w, work.keep, work.finish = self, w, keep, finish
         work.finishing = None if finish is None else RLock()
@@ -299,16 +299,10 @@ cdef class Core:
         """True if a call of a vendor library without abort was left behind: the process must leave by os._exit."""
         return bool(self.c.lane_abandoned)
 
-    def counters(self):
-        cdef int i
-        return {"vendor_calls": [self.c.vendor_calls[i] for i in range(7)], "border_sent": self.c.border_sent,
-                "staged_bytes": self.c.staged_bytes}
-
-    def board_calls(self):
-        """What each rank of this host called last: (rank, op, dtype, redop, root, count, sequence)."""
-        cdef hx_entry *e = self.c.board.entry if self.c.board != NULL else NULL
-        return [(r, e[r].now.op, e[r].now.dtype, e[r].now.redop, e[r].now.root, e[r].now.count, e[r].now.sequence)
-                for r in range(self.c.size if e != NULL else 0)]
+    @property
+    def address(self):
+        """Of the C half, for `_state`."""
+        return <uintptr_t>self.c
 
     @property
     def aborted_by(self):

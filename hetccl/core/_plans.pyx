@@ -68,7 +68,7 @@ cdef class CompiledPlan:
         self.p.in_blocks, self.p.out_blocks = plan.in_blocks, plan.out_blocks
         self.p.device_blocks, self.p.host_blocks = plan.device_blocks, plan.host_blocks
         self.p.divisor, self.p.scale_divisor = plan.divisor, plan.scale_divisor
-        self.p.reads_out, self.p.digest = plan.reads_out, plan.digest
+        self.p.reads_out, self.p.digest, self.p.device_sums = plan.reads_out, plan.digest, plan.device_sums
         self.p.n_steps, self.p.n_flows = len(plan.steps), len(plan.flows)
         self.p.steps = <hx_step *>calloc(max(1, self.p.n_steps), sizeof(hx_step))
         self.p.flows = <hx_flow *>calloc(max(1, self.p.n_flows), sizeof(hx_flow))
@@ -101,13 +101,13 @@ cdef class CompiledPlan:
             raise errors.UnsupportedError(
                 f"a reduction that the vendor's library lacks is composed for islands of up to 256 ranks, this one has {step.n_src}")
         to.kind, to.lane, to.shift, to.wait_step = step.kind, step.lane, step.shift, step.wait
-        to.signal, to.root, to.to, to.as_bytes = signal, step.root, step.to, step.as_bytes
+        to.signal, to.root, to.to, to.as_bytes, to.group = signal, step.root, step.to, step.as_bytes, step.group
         to.n_src, to.stride = step.n_src, step.stride
         to.first_flow, to.n_flows = step.first_flow, step.n_flows
         to.src, to.dst, to.len = slice_of(step.src), slice_of(step.dst), slice_of(step.len)
         latest = {}  # the last flow so far of each use of a channel
         for i in range(step.first_flow, step.first_flow + step.n_flows):
-            uses = self.plan.flows[i].uses()
+            uses = self.plan.flows[i].uses
             before = sorted({latest[use] for use in uses if use in latest})
             self.p.flows[i].n_after = len(before)
             for k, flow in enumerate(before):

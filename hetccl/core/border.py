@@ -98,6 +98,11 @@ class Border:
         """Whether all islands have direct links with each other."""
         return all(link.direct for link in self._topology.links)
 
+    @cached_property
+    def plain(self) -> bool:
+        """Whether all islands have direct links, all ranks are at the border, and all of an island are equally fast."""
+        return self.mesh and all(self.even(i.index) for i in self._islands)
+
     def parent(self, island: int, to: int) -> int:
         """The next island on the way to island `to`; `to` has none (-1)."""
         return self._tree(to)[island]
@@ -112,6 +117,12 @@ class Border:
         while a != b:
             a, n = self.parent(a, b), n + 1
         return n
+
+    @cached_property
+    def middle(self) -> int:
+        """The island from which the farthest is nearest."""
+        n = len(self._islands)
+        return min(range(n), key=lambda c: max(self.hops(other, c) for other in range(n)))
 
     def chain(self, root: int) -> list[int]:
         """Parents (-1 for the root) of a tree in which an island has as few children as can be: where links allow, one
@@ -154,12 +165,8 @@ class Border:
 
     @cached_property
     def units(self) -> int:
-        """Units of a segment that every shard and every owner's part of a piece is cut from."""
-        even = [len(p) for p in self._parts if len(set(p)) == 1]
-        units = lcm(*even)
-        if len(even) < len(self._parts):
-            units *= -(-SHARD_PARTS * max(len(p) for p in self._parts) // units)
-        return units * sum(self.owners)
+        """Units of a segment: every piece holds a whole number for every part of its owners."""
+        return self._grain * sum(self.owners)
 
     def cuts(self, island: int) -> list[int]:
         """Where the shards of an island's border ranks begin, in units, and the end."""
@@ -198,7 +205,10 @@ class Border:
 
     @cached_property
     def _cuts(self) -> list[list[int]]:
-        return [[self.units * at // sum(parts) for at in accumulate(parts, initial=0)] for parts in self._parts]
+        return [
+            [self._grain * at // sum(parts) * sum(self.owners) for at in accumulate(parts, initial=0)]
+            for parts in self._parts
+        ]
 
     @cached_property
     def _pieces_of(self) -> dict[int, list[tuple[int, int, tuple[int, ...]]]]:
@@ -310,6 +320,15 @@ class Border:
         return found
 
     @cached_property
+    def _grain(self) -> int:
+        """Into how many parts the elements are cut for shards: exact where an island's are equal."""
+        even = [len(p) for p in self._parts if len(set(p)) == 1]
+        grain = lcm(*even)
+        if len(even) < len(self._parts):
+            grain *= -(-SHARD_PARTS * max(len(p) for p in self._parts) // grain)
+        return grain
+
+    @cached_property
     def _parts(self) -> list[list[int]]:
         return [parts_of(i.speeds, len(i.borders), SHARD_PARTS * len(i.borders)) for i in self._islands]
 
@@ -319,10 +338,11 @@ class Border:
 
     @cached_property
     def _heads(self) -> list[int]:
-        return [
-            i.borders[max(range(len(i.borders)), key=lambda x, i=i: (i.speeds[x], -x))] if i.speeds else i.borders[0]
-            for i in self._islands
-        ]
+        heads = []
+        for island in self._islands:
+            speeds = island.speeds or (1.0,)
+            heads.append(island.borders[speeds.index(max(speeds))])
+        return heads
 
     @cached_property
     def _turns(self) -> list[list[int]]:
@@ -332,7 +352,7 @@ class Border:
             due, turns = [0] * len(parts), []
             for _ in range(sum(parts)):
                 due = [d + p for d, p in zip(due, parts, strict=True)]
-                x = max(range(len(parts)), key=lambda x, due=due: (due[x], -x))
+                x = due.index(max(due))
                 due[x] -= sum(parts)
                 turns.append(island.borders[x])
             found.append(turns)

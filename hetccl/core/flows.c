@@ -31,7 +31,8 @@ void hx_flows_begin(hx_work *w, const hx_step *s, int64_t segment)
         st->pos = 0;
         for (int k = 0; k < f->n_peers; k++)
             st->sent[k] = 0;
-        st->done = st->n == 0;
+        st->done = st->n == 0 && !f->n_after;  /* one that others come after takes its turn, for theirs to be in order */
+        st->sum = -1;
     }
 }
 
@@ -95,17 +96,11 @@ static int run_recv(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t chun
 /* The peers of PASS end with the one that the result goes to. */
 static int contributors(const hx_flow *f) { return f->kind == HX_FLOW_PASS ? f->n_peers - 1 : f->n_peers; }
 
-/* One combined chunk, if every contribution has arrived. The own one stands at its place in island order. */
-static int combine_chunk(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t m, size_t es)
+/* The next chunk's contributions, if all have arrived: `src` in island order, `arrived` as the peers stand in the flow. */
+static int contributions(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t m, size_t es, const void **src, void **arrived)
 {
     hx_comm *c = w->comm;
-    const hx_plan *plan = w->plan;
-    const void *src[HX_FAN + 1];
-    void *dst[HX_FAN + 1];
-    int reserved[HX_FAN] = {0}, answered[HX_FAN] = {0}, n_dst = 0, n = contributors(f);
-    void *arrived[HX_FAN];
-    char *own = st->src + st->pos * es;
-    for (int k = 0; k < n; k++) {
+    for (int k = 0; k < contributors(f); k++) {
         hx_peer *p = &c->peers[f->peer[k]];
         hetccl_message msg = {sizeof msg, w->fingerprint, HETCCL_CHANNEL_CONTRIBUTE, 0, NULL, m * es};
         int rc = p->ops->peek(p->ctx, p->ep, &msg, 0);
@@ -122,7 +117,48 @@ static int combine_chunk(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t
             return flow_error(w, p, f->peer[k], rc);
         src[k < f->position ? k : k + 1] = arrived[k] = msg.ptr;
     }
-    src[f->position] = own;
+    src[f->position] = st->src + st->pos * es;
+    return HETCCL_OK;
+}
+
+/* One chunk combined by the device. HETCCL_OK when the result lies at dst; the peers get it from there. */
+static int combine_on_device(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t m, size_t es)
+{
+    hx_comm *c = w->comm;
+    const void *src[HX_FAN + 1];
+    void *arrived[HX_FAN];
+    int rc;
+    if (st->sum < 0) {
+        rc = contributions(w, f, st, m, es, src, arrived);
+        if (rc == HETCCL_OK)
+            rc = hx_sum_begin(c, w, src, contributors(f) + 1, st->dst + st->pos * es, m, f->finish ? w->plan->divisor : 1.0,
+                              &st->sum);
+        if (rc != HETCCL_OK)
+            return rc;
+    }
+    rc = hx_sum_test(c, st->sum);
+    if (rc > HETCCL_IN_PROGRESS)
+        snprintf(w->text, sizeof w->text, "combining failed on the device: %s", c->dev->last_error(c->dev_ctx));
+    if (rc != HETCCL_OK)
+        return rc;
+    st->sum = -1;
+    for (int k = 0; k < contributors(f); k++)
+        c->peers[f->peer[k]].ops->release(c->peers[f->peer[k]].ctx, c->peers[f->peer[k]].ep, HETCCL_CHANNEL_CONTRIBUTE);
+    return HETCCL_OK;
+}
+
+/* One combined chunk, if every contribution has arrived. The own one stands at its place in island order. */
+static int combine_chunk(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t m, size_t es)
+{
+    hx_comm *c = w->comm;
+    const hx_plan *plan = w->plan;
+    const void *src[HX_FAN + 1];
+    void *dst[HX_FAN + 1];
+    int reserved[HX_FAN] = {0}, answered[HX_FAN] = {0}, n_dst = 0, n = contributors(f);
+    void *arrived[HX_FAN];
+    int rc = contributions(w, f, st, m, es, src, arrived);
+    if (rc != HETCCL_OK)
+        return rc;
     dst[n_dst++] = st->dst + st->pos * es;
     for (int k = 0; f->give_back && k < n; k++) {
         hx_peer *p = &c->peers[f->peer[k]];
@@ -139,7 +175,7 @@ static int combine_chunk(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t
             reserved[k] = 1;
         }
     }
-    int rc = hetccl_combine(dst, n_dst, src, n + 1, m, plan->dtype, hx_combining(plan), f->finish ? plan->divisor : 1.0);
+    rc = hetccl_combine(dst, n_dst, src, n + 1, m, plan->dtype, hx_combining(plan), f->finish ? plan->divisor : 1.0);
     if (rc != HETCCL_OK) {
         snprintf(w->text, sizeof w->text, "the host cannot combine this dtype with this operator");
         return rc;
@@ -167,7 +203,7 @@ static int run_own(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t chunk
     int rc = HETCCL_OK;
     if (st->pos < st->n) {
         size_t m = chunk_at(st->pos, st->n, chunk);
-        rc = combine_chunk(w, f, st, m, es);
+        rc = w->plan->device_sums ? combine_on_device(w, f, st, m, es) : combine_chunk(w, f, st, m, es);
         if (rc == HETCCL_OK) {
             st->pos += m;
             *moved = 1;

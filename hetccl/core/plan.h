@@ -32,6 +32,7 @@ enum {
     HX_COMBINE,                     /* dst = op over n_src blocks of src, host memory */
     HX_SCALE,                       /* dst = src / divisor, or src * the work's factor */
     HX_FLOWS,                       /* border messages: flows [first_flow, first_flow + n_flows) side by side */
+    HX_FILL,                        /* dst = what leaves the operator's other side as it is, host memory */
     HX_STEP_KINDS
 };
 
@@ -46,6 +47,7 @@ typedef struct hx_step {
     int32_t n_src;                  /* combine */
     int64_t stride;                 /* combine: blocks from one source to the next */
     int32_t as_bytes;               /* vendor call moves the elements as bytes */
+    int32_t group;                  /* vendor call of a part of the island, see topology.py; the others only pass by */
     int32_t first_flow, n_flows;
     hx_slice src, dst, len;
 } hx_step;
@@ -84,6 +86,7 @@ typedef struct hx_plan {
     int64_t device_blocks, host_blocks; /* scratch, in segments */
     double divisor;                 /* of avg, else 1 */
     double scale_divisor;           /* of HX_SCALE; 0: multiply by the work's factor (premul_sum) */
+    int32_t device_sums;            /* the device's own kernel combines what comes over the border, not the host */
     int32_t reads_out;              /* OUT is not written as a whole: what it holds must be kept */
     uint32_t digest;                /* of what ranks share beside the count: lengths of blocks */
 } hx_plan;

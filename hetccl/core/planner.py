@@ -23,9 +23,10 @@ from hetccl.core.algorithms.common import Algorithm, Places, Shared
 from hetccl.core.cost import CostTable
 from hetccl.core.explain import Explanation, border_bound, describe_steps
 from hetccl.core.plan import Plan
-from hetccl.core.selector import Selector
+from hetccl.core.selector import Choice, Selector
 from hetccl.core.topology import Topology
 from hetccl.core.verify.gate import Gate
+from hetccl.core.ways import Ways, rates_of
 from hetccl.errors import ConfigError, UnsupportedError, UsageError
 from hetccl.native.combine import can_combine
 from hetccl.types import DType, Op, RedOp
@@ -79,11 +80,13 @@ class Planner:
         segment_bytes: int | None = None,
         verify: str = "first",
         table: CostTable | None = None,
+        combine: str = "auto",
     ) -> None:
         self.topology = topology
+        self.ways = Ways(topology, combine, rates_of(table) if table else None)
         self.rank = rank
         self.forced = forced
-        self.gate = Gate(topology, verify)
+        self.gate = Gate(topology, verify, rank)
         self.selector = Selector(topology, table or CostTable(), ALGORITHMS, forced)
         for op, name in forced.items():
             known = {o.label: sorted(a) for o, a in ALGORITHMS.items()}
@@ -102,14 +105,15 @@ class Planner:
     def plan(self, op: int, dtype: int, redop: int, root: int, bucket: int, shape: Shape | None = None) -> Plan:
         """This rank's plan for sizes of a bucket, proved together with those of all ranks. Raises `UnsupportedError` if
         no path can do it and `InternalError` if the proof fails, both before any traffic."""
+        if op == Op.BARRIER:
+            return self._barrier()
         counts, places = shape or ((), None)
         shared = Shared(Op(op), DType(dtype), RedOp(redop), root, counts=counts)
-        self._check(shared)
-        choices = self.selector.choices(shared.op)
-        choice = choices.of(_mean_bytes(shared, self.topology.size)) if counts else choices.buckets[bucket]
-        shared = replace(shared, segment_bytes=choice.segment_bytes)
-        algorithm = self._algorithm(shared, choice.algorithm)
-        self.gate.check(shared, algorithm)
+        self.check(shared)
+        choice = self.choice(shared, 0) if counts else self.selector.choices(shared.op).buckets[bucket]
+        algorithm, shared = self.algorithm_of(shared, choice)
+        if self.ways.wanted != "border":
+            self.gate.check(shared, algorithm, places)
         return algorithm(self.topology, shared, self.rank, places)
 
     def explain(
@@ -124,10 +128,12 @@ class Planner:
     ) -> Explanation:
         """Plans of all ranks are made and their messages added up, so the border bytes are those of the plan itself."""
         shared = Shared(op, dtype, redop, root, counts=counts)
-        self._check(shared)
-        choice = self.selector.choices(op).of(_mean_bytes(shared, self.topology.size) if counts else nbytes)
-        shared = replace(shared, segment_bytes=choice.segment_bytes)
-        algorithm = self._algorithm(shared, choice.algorithm)
+        self.check(shared)
+        choice = self.choice(shared, nbytes)
+        combined_by = "nobody"
+        if op in REDUCING:
+            combined_by = self.ways.describe(self._algorithm(shared, choice.algorithm), shared)
+        algorithm, shared = self.algorithm_of(shared, choice)
         count = 1 if counts else nbytes // dtype.itemsize
         mine = algorithm(self.topology, shared, self.rank, None)
         border = sum(
@@ -142,7 +148,7 @@ class Planner:
             redop=redop.label if op in REDUCING else "",
             algorithm=mine.algorithm,
             plan_class=mine.plan_class,
-            combined_by="vendor's library" if len(self.topology.islands) == 1 else "host",
+            combined_by=combined_by,
             islands=[f"{i.name}, ranks {', '.join(map(str, i.ranks))}" for i in self.topology.islands],
             paths=paths,
             steps=describe_steps(mine),
@@ -152,13 +158,48 @@ class Planner:
             staged=not island.host_memory,
         )
 
+    def choice(self, shared: Shared, nbytes: int) -> Choice:
+        """What is done with an operation of so many bytes; the v forms go by their mean block."""
+        if shared.counts:
+            nbytes = _mean_bytes(shared, self.topology.size)
+        return self.selector.choices(shared.op).of(nbytes)
+
+    def algorithm_of(self, shared: Shared, choice: Choice) -> tuple[Algorithm, Shared]:
+        """The algorithm of a choice, with its way to combine, and what it is asked to plan."""
+        shared = replace(shared, segment_bytes=choice.segment_bytes)
+        algorithm = self._algorithm(shared, choice.algorithm)
+        return (self.ways.apply(algorithm, shared) if shared.op in REDUCING else algorithm), shared
+
+    def _barrier(self) -> Plan:
+        """An all_reduce of next to nothing, whatever is forced for real ones."""
+        shared = Shared(Op.ALL_REDUCE, DType.INT32, RedOp.SUM)
+        algorithm = all_reduce.island if len(self.topology.islands) == 1 else all_reduce.exchange
+        self.gate.check(shared, algorithm, None)
+        return replace(algorithm(self.topology, shared, self.rank, None), op=Op.BARRIER)
+
     def _algorithm(self, shared: Shared, name: str) -> Algorithm:
         choices = ALGORITHMS[shared.op]
         if len(self.topology.islands) == 1:  # where nothing crosses a border there is nothing to choose
             return all_reduce.island if shared.op == Op.ALL_REDUCE else next(iter(choices.values()))
-        return choices[name]
+        return self._combinable(shared, choices[name]) if shared.op in REDUCING else choices[name]
 
-    def _check(self, shared: Shared) -> None:
+    def _combinable(self, shared: Shared, algorithm: Algorithm) -> Algorithm:
+        """The algorithm, or another where HETCCL_COMBINE forces a way to combine that it has no place for."""
+        wrong = self.ways.fits(algorithm, shared)
+        if not wrong:
+            return algorithm
+        if shared.op.label not in self.forced:
+            for other in ALGORITHMS[shared.op].values():
+                if not self.ways.fits(other, shared):
+                    return other
+        raise UnsupportedError(
+            f"HETCCL_COMBINE={self.ways.wanted} cannot be used with {shared.op.label} by "
+            f"{self.forced.get(shared.op.label, 'any algorithm')}: {wrong}. Force only one of HETCCL_COMBINE and "
+            "HETCCL_ALGORITHM"
+        )
+
+    def check(self, shared: Shared) -> None:
+        """Raises where nobody could do it, on whatever path."""
         if shared.op not in ALGORITHMS:
             raise UsageError(f"{shared.op.label} is no operation that is planned")
         if not 0 <= shared.root < self.topology.size:

@@ -40,7 +40,8 @@ class Record:
     max_message: dict[str, int]
     wire: tuple[int, int] = (1, 1)  # lowest and highest version spoken
     process: tuple[int, int] = (0, 0)  # different for every process, also where several have one pid
-    calls: int = 0  # which optional calls the vendor's library has: bits ALL_TO_ALL, TRANSFER
+    calls: int = 0  # what the vendor's library can do: bits ALL_TO_ALL, TRANSFER, SPLIT, KEEPS_NAN
+    topology: str = ""  # digest of the topology file that this rank was given
     tuning: str = ""  # digest of the rank's own tuning file
 
     def to_json(self) -> dict[str, Any]:
@@ -122,6 +123,16 @@ class Island:
     def transfers(self) -> bool:
         """Whether the vendor's library has send and receive."""
         return bool(self.calls & 2)
+
+    @property
+    def splits(self) -> bool:
+        """Whether the vendor's library can make further communicators, of a part of the island."""
+        return bool(self.calls & 4)
+
+    @property
+    def keeps_nan(self) -> bool:
+        """Whether the vendor's min and max are known to propagate NaN."""
+        return bool(self.calls & 8)
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,13 @@ class IslandEntry:
     inner_rate: float
     inner_latency: float
     measured: float
-    host_memory: bool
+    memory: str  # "host", "device", or "": not said
     where: str  # "hetccl.yaml:4:3"
     border_where: str
+
+    @property
+    def host_memory(self) -> bool:
+        return self.memory == "host" or (not self.memory and self.vendor in HOST_VENDORS)
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,6 @@ class TopologyFile:
     path: str
     islands: tuple[IslandEntry, ...]  # in the order of the file
     links: tuple[IslandLink, ...]  # by indices of `order`
-    link_where: tuple[str, ...]
     chunk_bytes: int
     digest: str  # of the content, not of its layout
 
@@ -74,6 +77,40 @@ class TopologyFile:
     def order(self) -> tuple[IslandEntry, ...]:
         """Islands by lowest rank, as `Topology.islands`."""
         return tuple(sorted(self.islands, key=lambda i: i.ranks[0]))
+
+    def island_of(self, rank: int) -> IslandEntry:
+        return next(i for i in self.islands if rank in i.ranks)
+
+    def part(self, members: Sequence[int]) -> TopologyFile:
+        """The file of a group of some ranks, which are numbered anew in the order of `members`. Border ranks that are
+        not members are left out; islands without members, too."""
+        number = {rank: i for i, rank in enumerate(members)}
+        kept = []
+        for entry in self.islands:
+            ranks = tuple(sorted(number[r] for r in entry.ranks if r in number))
+            hosts = dict(zip(entry.ranks, entry.hosts, strict=False))
+            border = entry.border
+            if isinstance(border, tuple):
+                border = tuple(sorted(number[r] for r in border if r in number)) or 0
+            if ranks:
+                names = tuple(hosts[members[r]] for r in ranks) if hosts else ()
+                kept.append(replace(entry, ranks=ranks, hosts=names, border=border))
+        before = [entry.name for entry in self.order]
+        after = [entry.name for entry in sorted(kept, key=lambda i: i.ranks[0])]
+        links = []
+        for link in self.links:
+            ends = [before[link.a], before[link.b]]
+            if all(name in after for name in ends):
+                a, b = sorted(after.index(name) for name in ends)
+                links.append(replace(link, a=a, b=b))
+        left = apart([link for link in links if not link.direct], len(after))
+        if left:
+            raise ConfigError(
+                f"{self.path}: no way leads from {after[0]} to {', '.join(after[i] for i in left)} inside this group "
+                "of ranks: the islands between have no rank in it",
+                path=self.path,
+            )
+        return TopologyFile(self.path, tuple(kept), tuple(links), self.chunk_bytes, f"{self.digest}/{sorted(number)}")
 
     def rank_specs(self) -> list[RankSpec]:
         """Vendor and label of each rank, as HETCCL_RANKS would say them."""
@@ -118,11 +155,11 @@ def parse_topology(text: str, path: str = "hetccl.yaml", sets: Sequence[str] = (
     top = document.mapping(document.root, "")
     entries = _islands(document, top["islands"].node)
     order = sorted(entries, key=lambda i: i.ranks[0])
-    links, where = _links(document, top["links"].node if "links" in top else None, [i.name for i in order])
+    links = _links(document, top["links"].node if "links" in top else None, [i.name for i in order])
     chunk = top["chunk"].value if "chunk" in top else 0
     content = [_facts(i) for i in entries], [link.__dict__ for link in links], chunk
     digest = hashlib.sha256(repr(content).encode()).hexdigest()
-    return TopologyFile(path, tuple(entries), tuple(links), tuple(where), chunk, digest)
+    return TopologyFile(path, tuple(entries), tuple(links), chunk, digest)
 
 
 def with_border(island: Island, entry: IslandEntry, hosts: dict[int, str]) -> Island:
@@ -262,21 +299,20 @@ def _entry(document: Document, key: Any, keys: dict[str, Found], ranks: tuple[in
         )
     cards = rails if isinstance(rails, tuple) else (rate,) * (rails or (1 if rate else 0))
     vendor = get("vendor", "")
-    memory = get("memory", "host" if vendor in HOST_VENDORS else "device")
     inside: dict[str, Found] = {}
     if "inside" in keys:
         inside = document.mapping(keys["inside"].node, "islands.*.inside", f"islands.{key.value}.inside")
     return IslandEntry(
         key.value, vendor, ranks, names, bool(hosts and hosts.names), border, cards, get("latency", 0.0),
         inside["rate"].value if "rate" in inside else 0.0, inside["latency"].value if "latency" in inside else 0.0,
-        get("measured", 0.0), memory == "host", document.where(key),
+        get("measured", 0.0), get("memory", ""), document.where(key),
         document.where(keys["border"].node) if "border" in keys else "",
     )  # fmt: skip
 
 
-def _links(document: Document, node: Any, names: list[str]) -> tuple[list[IslandLink], list[str]]:
+def _links(document: Document, node: Any, names: list[str]) -> list[IslandLink]:
     if node is None:
-        return [], []
+        return []
     links: list[IslandLink] = []
     where: list[str] = []
     for number, item in enumerate(document.items(node, "links")):
@@ -302,25 +338,29 @@ def _links(document: Document, node: Any, names: list[str]) -> tuple[list[Island
         links.append(IslandLink(a, b, rate is not None, measured or rate or 0.0, latency))
         where.append(document.where(item))
     _connected(document, node, links, names)
-    return links, where
+    return links
 
 
 def _connected(document: Document, node: Any, links: list[IslandLink], names: list[str]) -> None:
     """Every island must be reached from the first, over others if need be."""
-    apart = {(link.a, link.b) for link in links if not link.direct}
+    left = apart([link for link in links if not link.direct], len(names))
+    if left:
+        document.fail(
+            node, f"no way leads from {names[0]} to {', '.join(names[i] for i in left)}, not even over other islands"
+        )
+
+
+def apart(missing: Sequence[IslandLink], n: int) -> list[int]:
+    """Islands that no way leads to from the first."""
+    pairs = {(link.a, link.b) for link in missing}
     reached, fresh = {0}, [0]
     while fresh:
         here = fresh.pop()
-        for other in range(len(names)):
-            if other not in reached and (min(here, other), max(here, other)) not in apart:
+        for other in range(n):
+            if other not in reached and (min(here, other), max(here, other)) not in pairs:
                 reached.add(other)
                 fresh.append(other)
-    left = [name for i, name in enumerate(names) if i not in reached]
-    if left:
-        document.fail(
-            node,
-            f"no way leads from {names[0]} to {', '.join(left)}, not even over other islands",
-        )
+    return [i for i in range(n) if i not in reached]
 
 
 def _facts(entry: IslandEntry) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@
  * Variables: STANDIN_VERSION, STANDIN_CCL_FAIL="ncclAllReduce:2:5" (the second call answers 5).
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
+#include "beside.h"
 #include <fcntl.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -21,11 +21,6 @@
 #define API __attribute__((visibility("default")))
 enum { OK = 0, DEVICE_ERROR = 1, SYSTEM_ERROR = 2, INTERNAL = 3, BAD_ARGUMENT = 4, BAD_USAGE = 5, REMOTE = 6 };
 enum { RING = 1 << 16, MAX_RANKS = 16 };
-#ifdef HIP
-#define RUNTIME "libamdhip64.so.7"
-#else
-#define RUNTIME "libcudart.so.13"
-#endif
 
 typedef struct { char bytes[128]; } unique_id;
 typedef struct { uint32_t magic; char name[64]; } id_head;
@@ -54,14 +49,6 @@ static char unjoined[64];
 
 static int fail(int code, const char *text) { snprintf(last, sizeof last, "stand-in: %s", text); return code; }
 static size_t size_of(int type) { static const int s[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2}; return type < 0 || type > 9 ? 0 : (size_t)s[type]; }
-
-static void *runtime(const char *name)
-{
-    static void *library;
-    if (!library)
-        library = dlopen(RUNTIME, RTLD_NOW | RTLD_NOLOAD);
-    return library ? dlsym(library, name) : NULL;
-}
 
 static int fault(const char *name)
 {

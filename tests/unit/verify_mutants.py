@@ -249,7 +249,7 @@ def _step_form(plan: Plan, s: Step, me: int) -> Any:
     if s.kind == StepKind.FLOWS:
         flows = plan.flows[s.first_flow : s.first_flow + s.n_flows]
         forms = [_flow_form(plan, f) for f in flows]
-        free = all(flow_clash(flows, a, b) is None for b in range(len(flows)) for a in range(b))
+        free = not any(flow_clash(flows, a, b) for b in range(len(flows)) for a in range(b))
         return s.kind, tuple(sorted(forms, key=repr) if free else forms)
     if s.kind in VENDOR:
         length = (s.len.b - s.len.a, s.len.bt - s.len.at)

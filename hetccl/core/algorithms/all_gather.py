@@ -21,15 +21,18 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
     given, own = blocks.at(Buffer.IN, 0, rank), blocks.at(Buffer.OUT, rank, rank)
     segment = segment_of_blocks(topology, shared)
     carried = [] if single else [q for q in range(n) if border.carrier(mine, q) == rank]
-    b.island(StepKind.COPY, given, own)
+    at_once = isl.size > 1 and isl.contiguous and segment == 0 and not shared.counts
+    if not (single and at_once):  # the vendor's library puts the rank's own block into place, too
+        b.island(StepKind.COPY, given, own)
     ready, sources = -1, {rank: given}
     if not isl.host_memory and rank in carried:
         sources[rank] = blocks.scratch(Buffer.HOST_SCRATCH, rank)
         ready = b.island(StepKind.COPY, given, sources[rank])
-    if isl.size > 1 and isl.contiguous and segment == 0 and not shared.counts:
+    if at_once:
         whole = b.whole(Buffer.OUT, isl.ranks[0])
+        src = given if single else own
         spread = b.island(
-            StepKind.ALL_GATHER, own, whole, b.whole(Buffer.OUT, rank), as_bytes=not isl.moves(shared.dtype)
+            StepKind.ALL_GATHER, src, whole, b.whole(Buffer.OUT, rank), as_bytes=not isl.moves(shared.dtype)
         )
     else:
         for j, r in enumerate(isl.ranks):

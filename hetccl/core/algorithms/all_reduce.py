@@ -11,6 +11,7 @@ from hetccl.core.algorithms.common import (
     averages_by,
     combine_pieces,
     combining_op,
+    divided,
     gather_pieces,
     island_broadcast,
     needs_segments,
@@ -21,7 +22,6 @@ from hetccl.core.algorithms.common import (
 from hetccl.core.algorithms.shards import Shards
 from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Lane, Plan, PlanBuilder, Slice, StepKind
 from hetccl.core.topology import Island, Topology
-from hetccl.errors import UnsupportedError
 from hetccl.types import RedOp
 
 __all__ = ["exchange", "island", "owners"]
@@ -50,20 +50,15 @@ def island(topology: Topology, shared: Shared, rank: int, places: Places | None 
             combine_pieces(b, isl, out, device_blocks, host_blocks)
             device_blocks, host_blocks = device_blocks + isl.size, host_blocks + isl.size
         if after != 1.0:
-            b.island(StepKind.SCALE, out, out)
+            host_blocks += divided(b, isl, out, b.whole(Buffer.HOST_SCRATCH, host_blocks))
     scale = before if before != 1.0 else after
-    segment = segment_elements(topology, shared, 1, isl.segment_bytes if device_blocks else 0)
+    segment = segment_elements(topology, shared, 1, isl.segment_bytes if device_blocks or host_blocks else 0)
     return _plan(isl, shared, rank, "island", "island", b, segment, device_blocks, host_blocks, divisor, scale)
 
 
 def exchange(topology: Topology, shared: Shared, rank: int, places: Places | None = None) -> Plan:
     """Latency class: the heads of the islands send each other everything and combine alike. C(C-1)S border bytes.
-    Every head must reach every other without a third island."""
-    if not topology.border.mesh:
-        raise UnsupportedError(
-            "all_reduce by exchange: some islands have no direct link; HETCCL_ALGORITHM=all_reduce=owners goes over "
-            "others"
-        )
+    Where links are missing, the head in the middle combines, and sends the result back: 2(C-1)S."""
     isl = topology.island_of(rank)
     me = topology.place(rank)[1]
     b = PlanBuilder()
@@ -85,11 +80,13 @@ def exchange(topology: Topology, shared: Shared, rank: int, places: Places | Non
             ready = b.island(StepKind.COPY, src, src.on(Buffer.HOST_SCRATCH))
             src = dst = src.on(Buffer.HOST_SCRATCH)
             host_blocks = max(host_blocks, 1)
-        heads = tuple(border.head(i.index) for i in topology.islands if i.index != isl.index)
-        done = b.border(
-            [Flow(FlowKind.EXCHANGE, Channel.CONTRIBUTE, heads, src, dst, isl.index, finish=after != 1.0)],
-            _island_only(b, ready),
-        )
+        heads = tuple(border.head(i.index) for i in topology.islands)
+        if border.mesh:
+            others = heads[: isl.index] + heads[isl.index + 1 :]
+            flows = [Flow(FlowKind.EXCHANGE, Channel.CONTRIBUTE, others, src, dst, isl.index, finish=after != 1.0)]
+        else:
+            flows = _owner_flows(topology, src, dst, heads, border.middle, isl.index, after != 1.0)
+        done = b.border(flows, _island_only(b, ready))
         if not isl.host_memory:
             done = b.island(StepKind.COPY, dst, out, wait=done)
         island_broadcast(b, isl, shared, out, head, done if isl.host_memory else -1)

@@ -21,7 +21,10 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
     n, single = topology.size, len(topology.islands) == 1
     b, blocks = PlanBuilder(), Blocks(shared, rank, topology.size, places)
     segment = segment_of_blocks(topology, shared)
-    b.island(StepKind.COPY, blocks.at(Buffer.IN, rank, rank * n + rank), blocks.at(Buffer.OUT, rank, rank * n + rank))
+    at_once = isl.contiguous and isl.swaps and not segment and not shared.counts
+    if isl.size == 1 or not at_once:  # the vendor's library moves the rank's own block, too
+        which = rank * n + rank
+        b.island(StepKind.COPY, blocks.at(Buffer.IN, rank, which), blocks.at(Buffer.OUT, rank, which))
     carriage = Carriage(topology, b, blocks, shared, rank)
     for q in range(n):  # the order in which blocks cross
         home = topology.place(q)[0]
@@ -37,7 +40,7 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
             carriage.add(r * n + q, r, q, border.pair_path(r, q), src, dst)
     carriage.depart()
     if isl.size > 1:
-        _inside(b, blocks, isl, shared, rank, me, n, isl.contiguous and isl.swaps and not segment and not shared.counts)
+        _inside(b, blocks, isl, shared, rank, me, n, at_once)
     carriage.cross()
     carriage.arrive()
     names = ("island", "island") if single else ("direct", "bandwidth")

@@ -20,6 +20,7 @@ __all__ = [
     "averages_by",
     "combine_pieces",
     "combining_op",
+    "divided",
     "gather_pieces",
     "in_scratch",
     "island_broadcast",
@@ -99,7 +100,8 @@ def needs_segments(topology: Topology) -> int:
 
 def segment_of_blocks(topology: Topology, shared: Shared) -> int:
     """Elements of a segment of operations on a block a rank; 0 where a block is one segment."""
-    if shared.segment_bytes == ONE_SEGMENT or len(topology.islands) == 1 or shared.counts or all(i.host_memory for i in topology.islands):
+    one = shared.segment_bytes == ONE_SEGMENT or bool(shared.counts) or len(topology.islands) == 1
+    if one or all(i.host_memory for i in topology.islands):
         return 0
     return segment_elements(topology, shared, 1, needs_segments(topology))
 
@@ -130,6 +132,18 @@ def prescaled(
         b.island(StepKind.COPY, src, dst, wait=done, shift=shift)
         done = -1
     return Buffer.DEVICE_SCRATCH
+
+
+def divided(b: PlanBuilder, island: Island, out: Slice, pinned: Slice) -> int:
+    """An average of one island: the sum in `out` divided in place, by way of `pinned` where the device has no kernel.
+    Returns how many blocks of pinned memory that takes."""
+    if island.host_memory or island.kernels:
+        b.island(StepKind.SCALE, out, out)
+        return 0
+    ready = b.island(StepKind.COPY, out, pinned)
+    done = b.border_step(StepKind.SCALE, pinned, pinned, wait=ready)
+    b.island(StepKind.COPY, pinned, out, wait=done)
+    return 1
 
 
 def island_broadcast(

@@ -10,6 +10,7 @@ from hetccl.core.algorithms.common import (
     Shared,
     averages_by,
     combining_op,
+    divided,
     needs_segments,
     prescaled,
     reduce_to,
@@ -63,7 +64,7 @@ def chain(topology: Topology, shared: Shared, rank: int, places: Places | None =
             if isl.size == 1:
                 b.island(StepKind.COPY, partial, out)
             if after != 1.0:
-                b.island(StepKind.SCALE, out, out)
+                host += divided(b, isl, out, b.whole(Buffer.HOST_SCRATCH, host))
     elif rank == heads[mine]:
         out = b.whole(Buffer.OUT)
         if not isl.host_memory:

@@ -11,6 +11,7 @@ from hetccl.core.algorithms.common import (
     Shared,
     averages_by,
     combining_op,
+    divided,
     prescaled,
     reduce_to,
     segment_of_blocks,
@@ -56,7 +57,7 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
         if isl.size == 1:
             b.island(StepKind.COPY, partials[rank], out)
         if after != 1.0:
-            b.island(StepKind.SCALE, out, out)
+            blocks.host += divided(b, isl, out, blocks.scratch_at(Buffer.HOST_SCRATCH, blocks.host, rank))
     else:
         _cross(topology, b, blocks, shared, rank, partials, holders, after != 1.0)
     names = ("island", "island") if single else ("direct", "bandwidth")

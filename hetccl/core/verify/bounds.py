@@ -21,7 +21,10 @@ def bound_of(topology: Topology, plan: Plan, sizes: Sizes, owned: dict[int, int]
         return Bound(0)
     if plan.op == Op.ALL_REDUCE and plan.plan_class == "latency":
         each = {i.index: (c_n - 1) * count for i in topology.islands}
-        return Bound(c_n * (c_n - 1) * count, each, each)
+        if topology.border.mesh:
+            return Bound(c_n * (c_n - 1) * count, each, each)
+        each = {i.index: _relayed(topology, i.index, {topology.border.middle: count}) for i in topology.islands}
+        return Bound(2 * (c_n - 1) * count, each, each)
     bound = sizes.spec.bound(topology, plan.root, sizes.length)
     if plan.op == Op.BROADCAST and plan.plan_class == "latency":  # one island may send to several
         bound = Bound(bound.total, into=bound.into)
@@ -67,15 +70,14 @@ def check_bounds(topology: Topology, plan: Plan, sizes: Sizes, channels: Channel
 
 
 def owner_share(topology: Topology, plan: Plan, count: int, island: int) -> int:
-    """Most elements that one island may own: what the rate of its border says, each piece rounded to whole units."""
+    """Most elements that one island may own: what the rate of its border says, and the tail."""
     parts = topology.border.owners
     if len(set(parts)) == 1 and all(topology.border.even(i.index) for i in topology.islands):
         return fair_share(topology, plan, count)
-    units = -(-plan.units * parts[island] // sum(parts)) + len(topology.border.pieces())
     most = 0
     for length in plan.segments(count):
         unit, tail = measure(length, plan.units)
-        most += min(units, plan.units) * unit + tail
+        most += -(-plan.units * parts[island] // sum(parts)) * unit + tail
     return most
 
 

@@ -31,10 +31,10 @@ class Proof:
 
 
 def verify_class(
-    topology: Topology, shared: Shared, plans: Sequence[Plan], *, slots: int = 1, few: bool = False,
+    topology: Topology, shared: Shared, plans: Sequence[Plan], *, slots: int = 1, few: int = 0,
     places: Sequence[Places] = (),
 ) -> list[Proof]:  # fmt: skip
-    """Proves a class: for counts that stand for all (`few`: for three of them), in place and not. Raises `PlanFault`.
+    """Proves a class: for counts that stand for all (`few`: for so many of them), in place and not. Raises `PlanFault`.
     The v forms are proved for the one shape that the plans are made for: lengths `shared.counts` at `places`.
 
     Plans are affine in the segment, so a model segment of few elements stands for one of many; one slot a ring stands
@@ -43,7 +43,9 @@ def verify_class(
     small = shrink(plans)
     proofs = []
     counts = [1] if shared.counts else representative_counts(small[0])
-    for count in [*counts[:2], counts[-1]] if few and len(counts) > 3 else counts:
+    if few and few < len(counts):
+        counts = [*counts[: few - 1], counts[-1]]
+    for count in counts:
         for in_place in (False, True) if spec_of(shared.op).in_place else (False,):
             proofs.append(verify_plans(topology, shared, small, count, in_place=in_place, slots=slots, places=places))
     return proofs

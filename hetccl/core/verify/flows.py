@@ -21,7 +21,7 @@ from hetccl.core.verify.values import Content
 if TYPE_CHECKING:
     from hetccl.core.verify.machine import Machine, Proc, Rank, Where
 
-__all__ = ["COMBINING", "Channels", "contributors", "flow_clash", "start_flow"]
+__all__ = ["COMBINING", "Channels", "contributors", "flow_clash", "parts_of", "start_flow"]
 
 COMBINING = (FlowKind.OWN, FlowKind.PASS, FlowKind.EXCHANGE)
 Waits = Generator[tuple[Any, ...], None, None]
@@ -71,39 +71,16 @@ def contributors(flow: Flow) -> tuple[int, ...]:
     return flow.peers[:-1] if flow.kind == FlowKind.PASS else flow.peers
 
 
-def flow_uses(flow: Flow) -> set[tuple[str, int, int]]:
-    """(way, peer, channel) of what a flow sends and receives."""
-    contribute, result = int(Channel.CONTRIBUTE), int(Channel.RESULT)
-    channel = int(flow.channel)
-    if flow.kind == FlowKind.SEND:
-        return {("send to", flow.peers[0], channel)}
-    if flow.kind == FlowKind.RECV:
-        return {("receive from", flow.peers[0], channel)}
-    if flow.kind == FlowKind.FORWARD:
-        return {("receive from", flow.peers[0], channel), ("send to", flow.peers[1], channel)}
-    if flow.kind == FlowKind.PASS:
-        contributions = {("receive from", p, contribute) for p in flow.peers[:-1]}
-        return contributions | {("send to", flow.peers[-1], channel)}
-    uses = {("receive from", p, contribute) for p in flow.peers}
-    if flow.kind == FlowKind.EXCHANGE:
-        return uses | {("send to", p, channel) for p in flow.peers}
-    return uses | ({("send to", p, result) for p in flow.peers} if flow.give_back else set())
+def flow_clash(flows: Sequence[Flow], earlier: int, later: int) -> bool:
+    """Whether the executor runs the later flow of a step after the earlier one, as both use one channel of a peer the
+    same way."""
+    return bool(flows[earlier].uses & flows[later].uses)
 
 
-def flow_clash(flows: Sequence[Flow], earlier: int, later: int) -> str | None:
-    """None: the two flows of one step have nothing in common. Empty: the executor runs the later one after the earlier.
-    Else what is wrong."""
-    a, b = flows[earlier], flows[later]
-    if (a.kind, a.channel) == (b.kind, b.channel) and set(a.peers) & set(b.peers):
-        return ""
-    shared = flow_uses(a) & flow_uses(b)
-    if not shared:
-        return None
-    way, peer, channel = min(shared)
-    return (
-        f"flows {earlier} and {later} both {way} rank {peer} on channel {channel} at once: which message comes first "
-        "is left to chance"
-    )
+def parts_of(flow: Flow) -> int:
+    """Things that a flow does without waiting for each other: `start_flow` makes a process of each."""
+    alone = {FlowKind.SEND: 1, FlowKind.RECV: 1, FlowKind.FORWARD: 2, FlowKind.PASS: 2}
+    return alone.get(flow.kind, 1 + len(flow.peers))
 
 
 def start_flow(
@@ -127,7 +104,7 @@ def start_flow(
     elif flow.kind == FlowKind.RECV:
         parts = [state.receive]
     elif flow.kind == FlowKind.FORWARD:
-        parts = [state.receive, state.sender(1, flow.channel, "got")]
+        parts = [state.receive, *(state.sender(k, flow.channel, "got") for k in peers[1:])]
     elif flow.kind == FlowKind.OWN:
         parts = [state.combine, *(state.sender(k, Channel.RESULT, "got") for k in peers if flow.give_back)]
     elif flow.kind == FlowKind.PASS:

@@ -79,25 +79,23 @@ class Rendezvous:
             raise Fault(f"names island rank {root} as root of an island of {len(met)}")
         if kind == StepKind.TRANSFER and not (0 <= to < len(met) and to != root):
             raise Fault(f"transfers from island rank {root} to island rank {to} of {len(met)}")
-        before = [a.proc.clock for a in met]
-        together = before[0]
-        for clock in before[1:]:
-            together = machine.join(together, clock)
+        together, sent = 0, met[root].proc.clock if kind in ROOTED else 0
+        if kind not in (StepKind.BROADCAST, StepKind.TRANSFER):
+            for a in met:
+                together = machine.join(together, a.proc.clock)
         contents: list[Content] = []
         accesses: list[Access] = []
         for i, a in enumerate(met):
-            if kind == StepKind.BROADCAST:
-                knows = machine.join(before[i], before[root])
-            elif kind == StepKind.TRANSFER and i == to:
-                knows = machine.join(before[i], before[root])
-            elif kind == StepKind.TRANSFER or (kind == StepKind.REDUCE and i != root):
-                knows = before[i]  # what is sent may be taken later
-            else:
-                knows = together
+            if a.src is None and a.dst is None:  # a transfer between others
+                accesses.append(Access(a.proc.thread, 0, 0, a.proc.where))
+                contents.append([])
+                continue
             access = a.proc.access()
-            ended = machine.join(a.proc.clock, knows)
-            a.proc.clock = ended
             accesses.append(access)
+            if kind == StepKind.BROADCAST or (kind == StepKind.TRANSFER and i == to):
+                a.proc.clock = machine.join(a.proc.clock, sent)
+            elif kind != StepKind.TRANSFER and (kind != StepKind.REDUCE or i == root):
+                a.proc.clock = machine.join(a.proc.clock, together)  # else: what is sent may be taken later
             src = a.src if i == root or kind not in (StepKind.BROADCAST, StepKind.TRANSFER) else None
             if src is None:
                 contents.append([])

@@ -16,7 +16,7 @@ from hetccl.core.algorithms.common import OWN_FACTOR
 from hetccl.core.plan import Buffer, FlowKind, Lane, Plan, Step, StepKind
 from hetccl.core.topology import Topology
 from hetccl.core.verify.clocks import joiner, known, tick
-from hetccl.core.verify.flows import Channels, flow_clash, start_flow
+from hetccl.core.verify.flows import Channels, flow_clash, parts_of, start_flow
 from hetccl.core.verify.island import VENDOR, Rendezvous, combining
 from hetccl.core.verify.layout import Layout, Place
 from hetccl.core.verify.memory import Access, Fault
@@ -86,20 +86,17 @@ class Rank:
         thread = first_thread + 3
         for flow in plan.flows:
             self.flow_threads.append(thread)
-            thread += 1 + len(flow.peers)
+            thread += parts_of(flow)
         self.last_thread = thread
         self.issuing = 2
-        self._clashes: dict[int, list[tuple[int, str]]] = {}
+        self._clashes: dict[int, list[int]] = {}
 
-    def clashes(self, step: Step, number: int) -> list[tuple[int, str]]:
-        """Earlier flows of the step that flow `number` waits for, and (with a text) those it would get mixed up
-        with."""
+    def clashes(self, step: Step, number: int) -> list[int]:
+        """Earlier flows of the step that flow `number` waits for."""
         found = self._clashes.get(number)
         if found is None:
             found = self._clashes[number] = [
-                (earlier, clash)
-                for earlier in range(step.first_flow, number)
-                if (clash := flow_clash(self.plan.flows, earlier, number)) is not None
+                earlier for earlier in range(step.first_flow, number) if flow_clash(self.plan.flows, earlier, number)
             ]
         return found
 
@@ -325,10 +322,7 @@ class Machine:
                 raise Fault("sends or receives memory of the device; the border needs host memory")
             if rank.layout.length(flow.src if flow.src.buffer >= 0 else flow.dst, segment) == 0:
                 continue
-            for earlier, clash in rank.clashes(step, number):
-                if clash and any(earlier == other for other, _ in begun):
-                    raise Fault(clash)
-            orders = {earlier for earlier, clash in rank.clashes(step, number) if not clash}
+            orders = rank.clashes(step, number)
             after = [proc for earlier, procs in begun if earlier in orders for proc in procs]
             where = Where(plan.rank, me.where.step if me.where else -1, "flows", segment, f", {_name(flow.kind)}")
             begun.append((number, start_flow(self, rank, number, me, where, segment, after)))

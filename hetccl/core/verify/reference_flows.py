@@ -80,12 +80,9 @@ class Flows:
         return moved
 
     def blocked(self, step: Step, number: int) -> bool:
-        flow = self.plan.flows[number]
+        uses = self.plan.flows[number].uses
         return any(
-            not self.flows[e].done
-            and (self.plan.flows[e].kind, self.plan.flows[e].channel) == (flow.kind, flow.channel)
-            and set(self.plan.flows[e].peers) & set(flow.peers)
-            for e in range(step.first_flow, number)
+            not self.flows[e].done and self.plan.flows[e].uses & uses for e in range(step.first_flow, number)
         )
 
     def move(self, flow: Flow, s: FlowState) -> bool:
@@ -101,9 +98,10 @@ class Flows:
                 if data:
                     self.save(s.dst, s.at + s.pos, data[0])
                     s.pos += m
-            if flow.kind == FlowKind.FORWARD:
-                self.send(flow, s, 1, s.dst, s.at, s.pos, flow.channel)
-            s.done = s.pos == s.n and (flow.kind == FlowKind.RECV or s.sent[1] == s.n)
+            onward = range(1, len(flow.peers) if flow.kind == FlowKind.FORWARD else 1)
+            for k in onward:
+                self.send(flow, s, k, s.dst, s.at, s.pos, flow.channel)
+            s.done = s.pos == s.n and all(s.sent[k] == s.n for k in onward)
         elif flow.kind in (FlowKind.OWN, FlowKind.PASS):
             if s.pos < s.n:
                 self.combine(flow, s)

@@ -155,10 +155,8 @@ def rooted(topology: Topology, root: int, length: Length, inwards: bool) -> Boun
 def of_pairs(topology: Topology, root: int, length: Length) -> Bound:
     """all_to_all: each pair's block once, if its ranks are in different islands."""
     n = topology.size
-    return carried(
-        topology,
-        [((i, j), length(i * n + j)) for i in range(n) for j in range(n) if topology.place(i)[0] != topology.place(j)[0]],
-    )
+    pairs = [(i, j) for i in range(n) for j in far(topology, topology.place(i)[0])]
+    return carried(topology, [((i, j), length(i * n + j)) for i, j in pairs])
 
 
 def carried(topology: Topology, blocks: Sequence[tuple[tuple[int, int], int]]) -> Bound:
