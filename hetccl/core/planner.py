@@ -24,10 +24,10 @@ from hetccl.core.cost import CostTable
 from hetccl.core.explain import Explanation, border_bound, describe_steps
 from hetccl.core.explain_border import describe_borders, describe_relays, describe_through, sent_between
 from hetccl.core.plan import Plan
-from hetccl.core.selector import Selector
+from hetccl.core.selector import Choice, Selector
 from hetccl.core.topology import Topology
 from hetccl.core.verify.gate import Gate
-from hetccl.core.ways import Ways
+from hetccl.core.ways import Ways, rates_of
 from hetccl.errors import ConfigError, UnsupportedError, UsageError
 from hetccl.native.combine import can_combine
 from hetccl.types import DType, Op, RedOp
@@ -84,7 +84,7 @@ class Planner:
         combine: str = "auto",
     ) -> None:
         self.topology = topology
-        self.ways = Ways(topology, combine)
+        self.ways = Ways(topology, combine, rates_of(table) if table else None)
         self.rank = rank
         self.forced = forced
         self.gate = Gate(topology, verify, rank)
@@ -136,12 +136,10 @@ class Planner:
                 least = all_reduce.island
             return Shared(Op.ALL_REDUCE, DType.INT32, RedOp.SUM), least
         shared = Shared(Op(op), DType(dtype), RedOp(redop), root, counts=shape[0] if shape else ())
-        self._check(shared)
-        choices = self.selector.choices(shared.op)
-        choice = choices.of(_mean_bytes(shared, self.topology.size)) if shape else choices.buckets[bucket]
-        shared = replace(shared, segment_bytes=choice.segment_bytes)
-        algorithm = self._algorithm(shared, choice.algorithm)
-        return shared, self.ways.apply(algorithm, shared) if shared.op in REDUCING else algorithm
+        self.check(shared)
+        choice = self.choice(shared, 0) if shape else self.selector.choices(shared.op).buckets[bucket]
+        algorithm, shared = self.algorithm_of(shared, choice)
+        return shared, algorithm
 
     def explain(
         self,
@@ -155,14 +153,12 @@ class Planner:
     ) -> Explanation:
         """Plans of all ranks are made and their messages added up, so the border bytes are those of the plan itself."""
         shared = Shared(op, dtype, redop, root, counts=counts)
-        self._check(shared)
-        choice = self.selector.choices(op).of(_mean_bytes(shared, self.topology.size) if counts else nbytes)
-        shared = replace(shared, segment_bytes=choice.segment_bytes)
-        algorithm = self._algorithm(shared, choice.algorithm)
+        self.check(shared)
+        choice = self.choice(shared, nbytes)
         combined_by = "nobody"
         if op in REDUCING:
-            combined_by = self.ways.describe(algorithm, shared)
-            algorithm = self.ways.apply(algorithm, shared)
+            combined_by = self.ways.describe(self._algorithm(shared, choice.algorithm), shared)
+        algorithm, shared = self.algorithm_of(shared, choice)
         count = 1 if counts else nbytes // dtype.itemsize
         plans = [algorithm(self.topology, shared, r, None) for r in range(self.topology.size)]
         mine = plans[self.rank]
@@ -188,6 +184,18 @@ class Planner:
             through=describe_through(self.topology, shared, plans, count, out, into),
         )
 
+    def choice(self, shared: Shared, nbytes: int) -> Choice:
+        """What is done with an operation of so many bytes; the v forms go by their mean block."""
+        if shared.counts:
+            nbytes = _mean_bytes(shared, self.topology.size)
+        return self.selector.choices(shared.op).of(nbytes)
+
+    def algorithm_of(self, shared: Shared, choice: Choice) -> tuple[Algorithm, Shared]:
+        """The algorithm of a choice, with its way to combine, and what it is asked to plan."""
+        shared = replace(shared, segment_bytes=choice.segment_bytes)
+        algorithm = self._algorithm(shared, choice.algorithm)
+        return (self.ways.apply(algorithm, shared) if shared.op in REDUCING else algorithm), shared
+
     def _algorithm(self, shared: Shared, name: str) -> Algorithm:
         choices = ALGORITHMS[shared.op]
         if len(self.topology.islands) == 1:  # where nothing crosses a border there is nothing to choose
@@ -209,7 +217,8 @@ class Planner:
             "HETCCL_ALGORITHM"
         )
 
-    def _check(self, shared: Shared) -> None:
+    def check(self, shared: Shared) -> None:
+        """Raises where nobody could do it, on whatever path."""
         if shared.op not in ALGORITHMS:
             raise UsageError(f"{shared.op.label} is no operation that is planned")
         if not 0 <= shared.root < self.topology.size:
