@@ -31,7 +31,7 @@ SIM = tuple(f"hetccl/vendors/sim/{name}.c" for name in ("memory", "stream", "eve
 ISLAND = (*(NATIVE + f"island_{part}.c" for part in ("region", "impl", "small", "p2p")), COMBINE)
 ENGINE = tuple(
     f"hetccl/core/{name}.c"
-    for name in ("executor", "streamed", "flows", "windows", "direct", "direct_combine", "comm", "waiting", "lane", "progress", "p2p", "p2p_wire", "board",
+    for name in ("executor", "streamed", "flows", "windows", "direct", "direct_combine", "direct_p2p", "comm", "waiting", "lane", "progress", "p2p", "p2p_wire", "board",
                  "turns")
 )
 

@@ -6,15 +6,23 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Bytes of a chunk: about an eighth of the message. Two full rings a direction would fall out of the cache, so where an
- * all_reduce sends contributions and results the chunks are half as large. Both ends compute the same. */
-static size_t chunk_bytes(const hx_plan *p, size_t nbytes)
+/* Measured: a chunk costs a fixed time, and the first one and the last run alone. */
+size_t hx_direct_chunk(size_t nbytes, size_t most)
 {
-    size_t most = HX_SLOT_BYTES, chunk = (nbytes / 8 + 65535) & ~(size_t)65535;
+    size_t chunk = HX_LEAST_CHUNK;
+    for (size_t reach = 2u << 20; chunk < HX_SLOT_BYTES && nbytes > reach; reach *= 4)
+        chunk *= 2;                         /* up to 2 MiB: 512 KiB; 8 MiB: 1 MiB; 32 MiB: 2 MiB; then 4 MiB */
+    return chunk < most ? chunk : most;
+}
+
+/* Two full rings a direction would fall out of the cache: where an all_reduce sends contributions and results the chunks are
+ * half as large. */
+static size_t most_bytes(const hx_plan *p)
+{
     for (int i = 0; i < p->n_flows && p->op == 0; i++)
         if (p->flows[i].give_back)
-            most = HX_SLOT_BYTES / 2;
-    return chunk < HX_LEAST_CHUNK ? HX_LEAST_CHUNK : chunk > most ? most : chunk;
+            return HX_SLOT_BYTES / 2;
+    return HX_SLOT_BYTES;
 }
 
 void hx_direct_begin(hx_work *w, const hx_step *s)
@@ -23,7 +31,7 @@ void hx_direct_begin(hx_work *w, const hx_step *s)
     for (int i = s->first_flow; i < s->first_flow + s->n_flows; i++) {
         const hx_flow *f = &w->plan->flows[i];
         hx_flow_state *st = &w->flow[i];
-        st->chunk = chunk_bytes(w->plan, st->n * es) / es;
+        st->chunk = hx_direct_chunk(st->n * es, most_bytes(w->plan)) / es;
         st->chunks = (uint32_t)((st->n + st->chunk - 1) / st->chunk);
         st->started = 0;
         st->combiner = -1;
@@ -163,12 +171,11 @@ static int take(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t e
         } else if (c->host_memory) {
             memcpy(to, r->data + slot * HX_SLOT_BYTES, n);
         } else {
-            int stream = HX_STREAM_IN + (int)(d->turn++ & 1);
-            rc = hx_direct_fence(c, w, stream);
+            rc = hx_direct_fence(c, w, HX_STREAM_IN);
             if (rc == HETCCL_OK)
-                rc = c->dev->copy_async(c->dev_ctx, to, r->data + slot * HX_SLOT_BYTES, n, d->stream[stream]);
+                rc = c->dev->copy_async(c->dev_ctx, to, r->data + slot * HX_SLOT_BYTES, n, d->stream[HX_STREAM_IN]);
             if (rc == HETCCL_OK)
-                rc = c->dev->event_record(c->dev_ctx, r->event[slot], d->stream[stream]);
+                rc = c->dev->event_record(c->dev_ctx, r->event[slot], d->stream[HX_STREAM_IN]);
             if (rc != HETCCL_OK)
                 return hx_direct_error(c, w, rc, "a copy to the device");
         }

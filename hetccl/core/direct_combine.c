@@ -161,7 +161,7 @@ static int by_host(hx_work *w, const hx_flow *f, hx_flow_state *st, uint32_t rea
     hx_comm *c = w->comm;
     hx_direct *d = c->direct;
     hx_combiner *m = &d->combiner[st->combiner];
-    int exchange = f->kind == HX_FLOW_EXCHANGE, stream = HX_STREAM_IN + (st->combiner & 1), rc = HETCCL_OK;
+    int exchange = f->kind == HX_FLOW_EXCHANGE, stream = HX_STREAM_IN, rc = HETCCL_OK;
     size_t room = d->kernels ? HX_BY_HOST_BYTES : HX_SLOT_BYTES;
     for (; !exchange && st->fetch_begun < st->chunks && st->fetch_begun - st->combined < HX_SLOTS; st->fetch_begun++, *moved = 1) {
         uint32_t t = st->fetch_begun;
