@@ -21,13 +21,17 @@ HARDWARE = ("gpu", "rdma")
 SHM = Path("/dev/shm")
 # Taken out of the environment, so that the programs under test do not see a variable that is none of theirs.
 STRICT = os.environ.pop("HETCCL_TEST_STRICT", "") not in ("", "0")
-FULL = os.environ.pop("HETCCL_TEST_FULL", "") not in ("", "0")
+FULL = os.environ.get("HETCCL_TEST_FULL", "") not in ("", "0")
 
 
 @pytest.fixture(scope="session")
 def require() -> Callable[[object, str, str], None]:
     """`require(found, what, remedy)`: skips unless `found`, e.g. require(path, "oneCCL", "hetccl fetch oneccl")."""
     return _require
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.full = FULL  # type: ignore[attr-defined]  # for tests that draw their parameters
 
 
 @pytest.fixture(scope="session")

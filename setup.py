@@ -26,13 +26,32 @@ HEADERS = glob.glob("hetccl/**/*.h", recursive=True)
 NATIVE = "hetccl/native/"
 # Not named as the .pyx beside them: Cython would write its output over them.
 COMBINE = NATIVE + "combine_impl.c"
-SIM = tuple(f"hetccl/vendors/sim/{name}.c" for name in ("memory", "stream", "event", "work", "device", "ccl",
-                                                       "conditions"))
+SIM = tuple(
+    f"hetccl/vendors/sim/{name}.c" for name in ("memory", "stream", "event", "work", "device", "ccl", "conditions")
+)
 ISLAND = (*(NATIVE + f"island_{part}.c" for part in ("region", "impl", "small", "p2p")), COMBINE)
 ENGINE = tuple(
     f"hetccl/core/{name}.c"
-    for name in ("executor", "streamed", "flows", "windows", "direct", "direct_combine", "direct_p2p", "comm", "waiting", "lane", "progress", "p2p", "p2p_wire", "board",
-                 "turns")
+    for name in (
+        "executor",
+        "island_calls",
+        "streamed",
+        "flows",
+        "windows",
+        "direct",
+        "direct_combine",
+        "direct_p2p",
+        "device_sum",
+        "identity",
+        "comm",
+        "waiting",
+        "lane",
+        "progress",
+        "p2p",
+        "p2p_wire",
+        "board",
+        "turns",
+    )
 )
 
 
@@ -43,8 +62,17 @@ def extension(name: str, *c_sources: str, libraries: tuple[str, ...] = ()) -> Ex
         name,
         [f"{path}.pyx", *c_sources],
         include_dirs=[*INCLUDE, os.path.dirname(path)],
-        extra_compile_args=["-std=gnu11", "-O3", "-g0", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra",
-                            "-Wno-unused-parameter", "-Wno-cast-function-type"],
+        extra_compile_args=[
+            "-std=gnu11",
+            "-O3",
+            "-g0",
+            "-ffp-contract=off",
+            "-fvisibility=hidden",
+            "-Wall",
+            "-Wextra",
+            "-Wno-unused-parameter",
+            "-Wno-cast-function-type",
+        ],
         libraries=list(libraries),
         depends=HEADERS,
     )
@@ -61,11 +89,16 @@ EXTENSIONS = [
     extension("hetccl.vendors.cuda_shaped", "hetccl/vendors/cuda_device.c", "hetccl/vendors/cuda_spin.c"),
     extension("hetccl.vendors.host._host", *ISLAND),
     extension("hetccl.vendors.sim._sim", *SIM, *ISLAND, libraries=("pthread",)),
-    extension("hetccl.transports.shm._shm", "hetccl/transports/shm/ring.c", "hetccl/transports/shm/doorbell.c",
-              "hetccl/transports/shm/link.c"),
+    extension(
+        "hetccl.transports.shm._shm",
+        "hetccl/transports/shm/ring.c",
+        "hetccl/transports/shm/doorbell.c",
+        "hetccl/transports/shm/link.c",
+    ),
     extension("hetccl.core._plans"),
     extension("hetccl.core._board", "hetccl/core/board.c"),
     extension("hetccl.core._shaping", "hetccl/core/shaping.c"),
+    extension("hetccl.core._state", "hetccl/core/identity.c", COMBINE),
     extension("hetccl.core._engine", *ENGINE, COMBINE, libraries=("pthread",)),
     extension("hetccl.torch._glue"),
     extension("hetccl.torch._work"),

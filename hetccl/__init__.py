@@ -39,7 +39,8 @@ from hetccl.types import DType, Op, RedOp
 
 if TYPE_CHECKING:
     from hetccl.core.batch import Recv, Send
-    from hetccl.core.communicator import Communicator, init
+    from hetccl.core.communicator import Communicator
+    from hetccl.core.start import init
     from hetccl.core.work import Work
 
 __version__ = "0.1.0"  # the only place: pyproject.toml reads it
@@ -79,7 +80,7 @@ __all__ = [
 # Loaded at first use, so that `import hetccl` stays cheap for tools that only ask for its version or its headers.
 _LAZY = {
     "Communicator": "hetccl.core.communicator",
-    "init": "hetccl.core.communicator",
+    "init": "hetccl.core.start",
     "Recv": "hetccl.core.batch",
     "Send": "hetccl.core.batch",
     "Work": "hetccl.core.work",

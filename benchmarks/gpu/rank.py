@@ -17,13 +17,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+sys.path.insert(0, os.path.dirname(__file__))
+import gpt
+import island
+import mixed
+
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-DEVICE = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+DEVICE = torch.device(os.environ.get("GPU_DEVICE") or f"cuda:{os.environ['LOCAL_RANK']}")
 
 
 def main() -> None:
     faulthandler.dump_traceback_later(float(os.environ.get("GPU_LIMIT", "100")), exit=True)
-    torch.cuda.set_device(DEVICE)
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(DEVICE)
     body, file, *arguments = sys.argv[1:]
     found = BODIES[body](*arguments)
     with open(file, "w") as result:
@@ -207,7 +213,7 @@ def torch_ops() -> dict[str, Any]:
 
 def streams() -> dict[str, Any]:
     """Writes on the caller's stream right before and after a call, unsynchronised; drops works and tensors."""
-    comm, faults, n, rounds = join(), [], 200_000, 300
+    comm, faults, n, rounds = join(), [], 200_000, 1000
     side = torch.cuda.Stream(DEVICE)
     torn = torch.zeros(1, dtype=torch.int64, device=DEVICE)
     for asynchronous in (False, True):
@@ -283,50 +289,6 @@ def synchronised(backend: str) -> dict[str, Any]:
     return {"us": times, "backend": backend}
 
 
-def interleaved(op: str) -> dict[str, Any]:
-    """hetccl and NCCL in turn: us a call of 50 between two events (median of 11), and host-synchronised."""
-    comm = join()
-    groups = [dist.group.WORLD, dist.new_group(backend="nccl")]
-    times = {}
-    for nbytes in (4, 65536, 1 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30):
-        whole = torch.ones(nbytes // 4 if nbytes > 4 else SIZE, device=DEVICE)
-        part = torch.ones(whole.numel() // SIZE, device=DEVICE)
-
-        def call(group: Any, whole: Any = whole, part: Any = part) -> None:
-            if op == "all_reduce":
-                dist.all_reduce(whole, group=group)
-            elif op == "all_gather":
-                dist.all_gather_into_tensor(whole, part, group=group)
-            elif op == "reduce_scatter":
-                dist.reduce_scatter_tensor(part, whole, group=group)
-            else:
-                dist.broadcast(whole, 0, group=group)
-
-        calls = 50 if nbytes <= 256 << 20 else 20
-        back_to_back: list[list[float]] = [[], []]
-        alone: list[list[float]] = [[], []]
-        for turn in range(13):
-            for which, group in enumerate(groups):
-                first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                torch.cuda.synchronize()
-                first.record()
-                for _ in range(calls):
-                    call(group)
-                last.record()
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                call(group)
-                torch.cuda.synchronize()
-                if turn > 1:
-                    alone[which].append(time.perf_counter() - start)
-                    back_to_back[which].append(first.elapsed_time(last) / calls)
-                whole.fill_(1.0)
-        ours, nccl = (slower(statistics.median(t)) * 1e3 for t in back_to_back)
-        ours_sync, nccl_sync = (slower(statistics.median(t)) * 1e6 for t in alone)
-        times[nbytes] = (ours, nccl, ours_sync, nccl_sync)
-    return {"us": times, "op": op, "vendor_calls": comm.stats()["vendor_calls"]}
-
-
 def slower(mine: float) -> float:
     """The larger of both ranks' numbers."""
     x = torch.tensor([mine], dtype=torch.float64, device=DEVICE)
@@ -335,10 +297,11 @@ def slower(mine: float) -> float:
 
 
 def ending(comm: Any, faults: list[str], **more: Any) -> dict[str, Any]:
-    torch.cuda.synchronize()
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
     stats = comm.stats()
-    if len(comm.islands) == 1 and not sum(stats["vendor_calls"].values()):
-        faults.append("NCCL was never called")
+    if any(len(i) > 1 and RANK in i for i in comm.islands) and not sum(stats["vendor_calls"].values()):
+        faults.append("the vendor's library was never called")
     return {
         **more, "faults": faults, "torch": torch.__version__, "vendor": comm.vendor, "islands": comm.islands,
         "vendor_calls": stats["vendor_calls"], "paths": {f"{a}-{b}": p for (a, b), p in comm.paths().items()},
@@ -350,10 +313,16 @@ BODIES: dict[str, Callable[..., dict[str, Any]]] = {
     "torch_ops": torch_ops,
     "streams": streams,
     "synchronised": synchronised,
-    "interleaved": interleaved,
     "bits": direct.bits,
     "times": direct.times,
     "beside": direct.beside,
+    "interleaved": lambda *ops: island.interleaved(DEVICE, join, *ops),
+    "host_cost": lambda: island.host_cost(DEVICE, join),
+    "gpt": lambda *words: gpt.compare(DEVICE, join, *words),
+    "overlap": lambda *words: gpt.overlap(DEVICE, join, *words),
+    "core_matrix": lambda share, seed: mixed.core_matrix(join, share, seed),
+    "same_bits": lambda: mixed.same_bits(DEVICE, join),
+    "mixed_speed": lambda: mixed.speed(DEVICE, join),
 }
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds, checks and measures hetccl on a machine with one or two NVIDIA GPUs, in stages that can be resumed.
 
-    python3 benchmarks/gpu/run.py --out results inspect build correctness two_islands one_island
+    python3 benchmarks/gpu/run.py --out results inspect build correctness two_islands one_island mixed gpt overlap
 
 Each part of a stage leaves a JSON file in the folder; a part whose file is there is not run again (`--again` runs it).
 Every stage ends within 8 minutes. Wheels in .whl/ of the repository are used for what the machine lacks.
@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "build" / "site"
 PLUGINS = ("hetccl-vendor-nccl", "hetccl-transport-tcp")
-TWO_ISLANDS, ONE_ISLAND = "nccl@a:1,nccl@b:1", "nccl:2"
+TWO_ISLANDS, ONE_ISLAND, MIXED = "nccl@a:1,nccl@b:1", "nccl:2", "nccl:2,host:2"
 STAGE_SECONDS = 480.0
 
 
@@ -34,6 +34,8 @@ def main() -> int:
     parser.add_argument("stages", nargs="+", choices=sorted(STAGES))
     parser.add_argument("--out", default=os.environ.get("OUT", "gpu-results"), help="folder (default: $OUT)")
     parser.add_argument("--again", action="store_true", help="run parts that have been run before, too")
+    parser.add_argument("--only", default="", help="only parts whose name has this word")
+    parser.add_argument("--tests", default="", help="-k of the stages that run pytest")
     given = parser.parse_args()
     out = Path(given.out).resolve()
     out.mkdir(parents=True, exist_ok=True)
@@ -41,7 +43,7 @@ def main() -> int:
     for name in given.stages:
         started = time.monotonic()
         print(f"=== {name}", flush=True)
-        run = Run(out, given.again, started + STAGE_SECONDS)
+        run = Run(out, given.again, started + STAGE_SECONDS, given.only, given.tests)
         try:
             STAGES[name](run)
         except Exception as error:
@@ -58,8 +60,8 @@ def main() -> int:
 class Run:
     """One stage's folder, deadline and faults."""
 
-    def __init__(self, out: Path, again: bool, deadline: float) -> None:
-        self.out, self.again, self.deadline = out, again, deadline
+    def __init__(self, out: Path, again: bool, deadline: float, only: str = "", tests: str = "") -> None:
+        self.out, self.again, self.deadline, self.only, self.tests = out, again, deadline, only, tests
         self.faults: list[str] = []
 
     def left(self) -> float:
@@ -134,10 +136,11 @@ def build(run: Run) -> None:
             step(run, [sys.executable, "setup.py", "-q", "build_ext", "--inplace"], folder)
         describe(folder)
     code = (
-        "import hetccl, time; from hetccl.core import registry; from hetccl.vendors.base import VendorRequest\n"
+        "import torch, hetccl, time; from hetccl.core import registry\n"  # torch first: its libraries are to be shared
+        "from hetccl.vendors.base import VendorRequest\n"
         "for v in registry.vendors(): print(v.name, v.availability)\n"
         "for t in registry.transports(): print(t.name, t.availability)\n"
-        "import torch; t = time.time(); v = registry.vendor('nccl').driver.open(VendorRequest())\n"
+        "t = time.time(); v = registry.vendor('nccl').driver.open(VendorRequest())\n"
         "print(v.describe(), v.island_key, 'opened in', round(time.time() - t, 2), 's')\n"
         "assert not v.device.no_kernels\n"
     )
@@ -163,7 +166,7 @@ def correctness(run: Run) -> None:
         if label == "one_island" and seen < 2:
             run.faults.append("one island of two ranks needs two GPUs, this machine has one")
             continue
-        for body in ("matrix", "torch_ops", "streams"):
+        for body in ("matrix", "torch_ops"):
             report(run, f"correctness_{label}_{body}", ranks(run, body, spec, 150))
 
 
@@ -233,19 +236,83 @@ def direct_ways(run: Run) -> None:
 
 def one_island(run: Run) -> None:
     """hetccl and torch's NCCL on one island of two, taking turns, 50 calls between two events: us a call."""
+    if not two(run):
+        return
+    report(run, "one_island_host_cost", ranks(run, "host_cost", ONE_ISLAND, 60), show=True)
+    found = report(run, "one_island", ranks(run, "interleaved", ONE_ISLAND, 300))
+    for op, sizes in (found[0]["us"] if found else {}).items():
+        for nbytes, ((ours, nccl), sync, host) in sizes.items():
+            print(f"{op:>15} {nbytes:>11}  hetccl {ours:9.2f}  nccl {nccl:9.2f} us  {ours - nccl:+7.2f} us  ratio "
+                  f"{nccl / ours:.4f}   synchronised {sync[0]:9.1f} {sync[1]:9.1f}   "
+                  f"host {host[0]:6.2f} {host[1]:6.2f}", flush=True)  # fmt: skip
+
+
+def mixed(run: Run) -> None:
+    """Two GPUs in one NCCL island beside a CPU island of two ranks."""
+    if not two(run):
+        return
+    report(run, "mixed_matrix", ranks(run, "matrix", MIXED, 120, cpus=2))
+    report(run, "mixed_same_bits", ranks(run, "same_bits", MIXED, 60, cpus=2))
+    report(run, "mixed_core_matrix", ranks(run, "core_matrix", MIXED, 120, "0.1", "1", cpus=2))
+    found = report(run, "mixed_speed", ranks(run, "mixed_speed", MIXED, 120, cpus=2))
+    for nbytes, gloo in (found[0]["us"]["gloo"] if found else {}).items():
+        ours, size = found[0]["us"]["hetccl"][nbytes], int(nbytes)
+        print(f"{size:>11}  hetccl {ours:9.1f} us {size / ours / 1e3:6.2f} GB/s   gloo {gloo:9.1f} us "
+              f"{size / gloo / 1e3:6.2f} GB/s   {gloo / ours:.1f} times", flush=True)  # fmt: skip
+
+
+def gpt(run: Run) -> None:
+    """A GPT of 124 million parameters: hetccl in one and in two islands, NCCL, Gloo."""
+    if not two(run):
+        return
+    found = report(run, "gpt", ranks(run, "gpt", ONE_ISLAND, 200), show=False)
+    for name, one in (found[0]["found"] if found else {}).items():
+        print(f"{name:>12} {one['seconds'] * 1e3:8.2f} ms a step {one['tokens_per_second']:9.0f} tokens/s   "
+              f"loss {one['losses'][0]:.4f} -> {one['losses'][-1]:.4f}   turns {one['turns']}", flush=True)  # fmt: skip
+    if found:
+        print(found[0]["loss_differs_by"], f"{found[0]['found']['nccl']['parameters'] / 1e6:.1f} million parameters")
+
+
+def overlap(run: Run) -> None:
+    """How much of a DDP step's communication runs beside computation, in one island; keeps the traces."""
+    if two(run):
+        report(run, "overlap", ranks(run, "overlap", ONE_ISLAND, 120))
+
+
+def gpu_tests(run: Run) -> None:
+    """pytest -m gpu."""
+    hardware(run, {})
+
+
+def variables(run: Run) -> None:
+    """pytest -m gpu with one hardware queue, and with kernels that are loaded at their first launch."""
+    for name, value in (("CUDA_DEVICE_MAX_CONNECTIONS", "1"), ("CUDA_MODULE_LOADING", "LAZY")):
+        hardware(run, {name: value})
+
+
+def hardware(run: Run, more: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/hardware"]
+    step(run, [*command, "-k", run.tests] if run.tests else command, ROOT, more)
+
+
+def streams(run: Run) -> None:
+    """Writes right before and after the calls, works dropped at once, captured graphs."""
+    for label, spec in (("one_island", ONE_ISLAND), ("two_islands", TWO_ISLANDS)):
+        if label == "two_islands" or two(run):
+            report(run, f"streams_{label}", ranks(run, "streams", spec, 120))
+
+
+def two(run: Run) -> bool:
     if devices() < 2:
         run.faults.append("one island of two ranks needs two GPUs, this machine has one")
-        return
-    for op in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
-        found = report(run, f"one_island_{op}", ranks(run, "interleaved", ONE_ISLAND, 220, op))
-        for nbytes, (ours, nccl, ours_sync, nccl_sync) in (found[0]["us"] if found else {}).items():
-            print(f"{op:>15} {nbytes:>11}  hetccl {ours:9.1f} us  nccl {nccl:9.1f} us  ratio {nccl / ours:.3f}"
-                  f"   each synchronised: {ours_sync:9.1f} {nccl_sync:9.1f}", flush=True)  # fmt: skip
+    return devices() > 1
 
 
 STAGES: dict[str, Callable[[Run], None]] = {
     "inspect": inspect, "build": build, "correctness": correctness, "conformance": conformance,
-    "two_islands": two_islands, "one_island": one_island, "direct": direct, "direct_ways": direct_ways,
+    "two_islands": two_islands, "one_island": one_island, "streams": streams, "direct": direct,
+    "direct_ways": direct_ways,
+    "mixed": mixed, "gpt": gpt, "overlap": overlap, "gpu_tests": gpu_tests, "variables": variables,
 }  # fmt: skip
 SIZES = (4, 4096, 65536, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30)
 
@@ -253,24 +320,27 @@ SIZES = (4, 4096, 65536, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 3
 # ---- running commands and ranks
 
 
-def report(run: Run, name: str, make: Callable[[], Any]) -> Any:
+def report(run: Run, name: str, make: Callable[[], Any], show: bool = True) -> Any:
+    if run.only not in name:
+        return None
     found = run.part(name, make)
     for one in found or ():
         run.faults += [f"{name}: {fault}" for fault in one.get("faults", ())][:10]
-    if found:
+    if found and show:
         rest = [{k: v for k, v in one.items() if k not in ("faults", "us")} for one in found]
         print(f"{name}: {json.dumps(rest)[:1500]}", flush=True)
     return found
 
 
-def ranks(run: Run, body: str, spec: str, seconds: float, *arguments: Any) -> Callable[[], Any]:
-    """A function that runs `body` of rank.py on two ranks and returns what each reported, or None."""
+def ranks(run: Run, body: str, spec: str, seconds: float, *arguments: Any, cpus: int = 0) -> Callable[[], Any]:
+    """A function that runs `body` of rank.py on two GPU ranks and `cpus` CPU ranks and returns what each reported, or
+    None."""
 
     def start() -> Any:
         env: dict[str, str] = next((a for a in arguments if isinstance(a, dict)), {})
         words = [a for a in arguments if isinstance(a, str)]
-        limit = min(seconds, run.left() - 5)
-        started = [rank_process(run, rank, body, spec, words, env, limit) for rank in range(2)]
+        limit, size = min(seconds, run.left() - 5), 2 + cpus
+        started = [rank_process(run, rank, size, body, spec, words, env, limit) for rank in range(size)]
         until, texts, bad = time.monotonic() + limit, [], False
         for rank, process in enumerate(started):
             try:
@@ -281,11 +351,11 @@ def ranks(run: Run, body: str, spec: str, seconds: float, *arguments: Any) -> Ca
                 text += f"\nstopped after {limit:.0f} s"
             bad |= process.returncode != 0
             texts.append(f"--- rank {rank}, exit {process.returncode}\n{text}")
-        found = [run.out / f"rank{rank}.tmp" for rank in range(2)]
+        found = [run.out / f"rank{rank}.tmp" for rank in range(size)]
         results = [json.loads(file.read_text()) for file in found if file.exists()]
         for file in found:
             file.unlink(missing_ok=True)
-        if bad or len(results) < 2:
+        if bad or len(results) < size:
             run.faults.append(f"{body} {spec} {' '.join(words)} failed")
             print("\n".join(text[-3500:] for text in texts), flush=True)
             return None
@@ -294,13 +364,17 @@ def ranks(run: Run, body: str, spec: str, seconds: float, *arguments: Any) -> Ca
     return start
 
 
-def rank_process(run: Run, rank: int, body: str, spec: str, words: list[str], env: dict[str, str], limit: float) -> Any:
+def rank_process(
+    run: Run, rank: int, size: int, body: str, spec: str, words: list[str], env: dict[str, str], limit: float
+) -> Any:
     device = str(rank if devices() > 1 else 0)
     job = {
-        **environment(), **env, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": device, "HETCCL_RANKS": spec,
+        **environment(), **env, "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": device, "HETCCL_RANKS": spec,
         "HETCCL_DEVICE": device, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29500 + os.getpid() % 400),
-        "HETCCL_TIMEOUT": "60", "GPU_LIMIT": str(int(limit - 3)),
+        "HETCCL_TIMEOUT": "60", "GPU_LIMIT": str(int(limit - 3)), "GPU_OUT": str(run.out),
     }  # fmt: skip
+    if rank > 1:
+        job |= {"CUDA_VISIBLE_DEVICES": "", "GPU_DEVICE": "cpu", "HETCCL_DEVICE": "0"}
     if not spec:
         del job["HETCCL_RANKS"]
     (run.out / f"rank{rank}.tmp").unlink(missing_ok=True)
@@ -315,10 +389,15 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(str(p) for p in paths if str(p))}
 
 
-def step(run: Run, command: list[str], folder: Path) -> None:
+def step(run: Run, command: list[str], folder: Path, more: dict[str, str] | None = None) -> None:
     """Runs one command; a failure is a fault, with its last lines."""
     done = subprocess.run(
-        command, cwd=folder, env=environment(), text=True, capture_output=True, timeout=max(10, run.left())
+        command,
+        cwd=folder,
+        env=environment() | (more or {}),
+        text=True,
+        capture_output=True,
+        timeout=max(10, run.left()),
     )
     text = (done.stdout + done.stderr).strip()
     print(f"$ {' '.join(command)[:150]}\n{text[-3000:]}", flush=True)

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from hetccl.core.communicator import Communicator, init
+from hetccl.core.communicator import Communicator
+from hetccl.core.start import init
 from hetccl.errors import HetcclError
 from hetccl.testing import oracle
 from hetccl.types import DType, Op, RedOp

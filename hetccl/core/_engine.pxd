@@ -26,9 +26,9 @@ cdef extern from "plan.h" nogil:
         int32_t n_src
         int64_t stride
         int32_t as_bytes
+        int32_t group
         int32_t first_flow
         int32_t n_flows
-        int32_t exclusive
         hx_slice src
         hx_slice dst
         hx_slice len
@@ -40,6 +40,8 @@ cdef extern from "plan.h" nogil:
         int32_t give_back
         int32_t finish
         int32_t peer[8]
+        int32_t n_after
+        int32_t after[16]
         hx_slice src
         hx_slice dst
     ctypedef struct hx_plan:
@@ -62,7 +64,9 @@ cdef extern from "plan.h" nogil:
         int64_t host_blocks
         double divisor
         double scale_divisor
+        int32_t device_sums
         int32_t reads_out
+        int32_t crosses
         uint32_t digest
 
 
@@ -104,6 +108,10 @@ cdef extern from "executor.h" nogil:
         size_t max_message
         int slots
         int answers
+    ctypedef struct hx_group:
+        void *comm
+        int32_t first
+        int32_t size
     ctypedef struct hx_work:
         const hx_plan *plan
         char *inp "in"
@@ -144,10 +152,12 @@ cdef extern from "executor.h" nogil:
         void *ccl_comm
         int32_t island_size
         int32_t island_rank
+        hx_group *groups
+        int32_t n_groups
         int32_t *island_ranks
         int32_t n_island_local
         int32_t turn_before
-        int32_t turn_after
+        int32_t ordered
         int host_memory
         int streaming
         void *stream
@@ -167,9 +177,12 @@ cdef extern from "executor.h" nogil:
         int32_t n_fail_ranks
         uint64_t n_ops[16]
         uint64_t vendor_calls[8]
+        uint64_t group_calls
+        uint64_t device_sums
         uint64_t border_sent
         uint64_t staged_bytes
     hx_comm *hx_comm_new(int rank, int size)
+    int hx_identity(void *dst, size_t count, int dtype, int redop)
     int hx_comm_quiesce(hx_comm *c, uint64_t ns)
     void hx_comm_free(hx_comm *c)
     hx_work *hx_work_get(hx_comm *c, const hx_plan *p)

@@ -39,7 +39,6 @@ cdef class Core:
     cdef readonly PlanCache cache
     cdef object failure
     cdef list keep
-    cdef size_t small_bytes
     cdef readonly dict operations
     cdef public double timeout  # seconds, of operations that name none
     cdef bint closed, forked
@@ -58,7 +57,7 @@ cdef class Core:
             hx_comm_free(self.c)
 
     def set_device(self, DeviceTable device, CclTable ccl, uintptr_t ccl_comm, int island_rank, list local_mates,
-                   int local_ranks, bint check):
+                   int local_ranks, bint check, bint ordered):
         """Device and vendor library; `local_mates`: ranks of the island, this one too, that share the board, in turn."""
         cdef int i
         self.keep += [device, ccl]
@@ -72,15 +71,15 @@ cdef class Core:
         for i, rank in enumerate(local_mates):
             self.c.island_ranks[i] = rank
         i = local_mates.index(self.c.rank)
-        self.c.turn_before, self.c.turn_after = local_mates[i - 1] if i else -1, i + 1 < len(local_mates)
+        self.c.turn_before, self.c.ordered = local_mates[i - 1] if i else -1, ordered
         self.c.pauses, self.c.check = hetccl_wait_pauses(local_ranks), check
         device.ops.bind_thread(device.ctx)
         if not self.c.host_memory:
             device.check(device.ops.stream_create(device.ctx, &self.c.stream), "stream_create")
 
-    def set_shared(self, size_t chunk_bytes, size_t small_bytes, uintptr_t board, board_owner):
-        """Bytes of a wire message, up to how many an all_reduce is of the latency class, and the arrival board."""
-        self.c.chunk_bytes, self.small_bytes = chunk_bytes, small_bytes
+    def set_shared(self, size_t chunk_bytes, uintptr_t board, board_owner):
+        """Bytes of a wire message, and the arrival board."""
+        self.c.chunk_bytes = chunk_bytes
         self.c.board = <hx_board *>board
         self.keep.append(board_owner)
 
@@ -116,12 +115,11 @@ cdef class Core:
     def agree_direct(self, bytes spinning):
         """All ranks can, and all use it from now on; by rank, whether kernels spin there. None: not all can."""
         if spinning is None:
-            hx_direct_close(self.c)
-        else:
-            hx_direct_agree(self.c, <const uint8_t *><const char *>spinning)
+            return hx_direct_close(self.c)
+        hx_direct_agree(self.c, <const uint8_t *><const char *>spinning)
 
     @property
-    def spins(self):
+    def spins(self):  # whether this rank's kernels may wait for others'
         return bool(hx_direct_spins(self.c))
 
     def start(self):
@@ -129,10 +127,10 @@ cdef class Core:
         hx_engine_add(self.c)
 
     cdef CompiledPlan plan(self, int op, int dtype, int redop, int root, size_t count, shape):
-        return self.cache.find(op, dtype, redop, root, op == 0 and count * hetccl_dtype_size(dtype) <= self.small_bytes, shape)
+        return self.cache.find(op, dtype, redop, root, count * hetccl_dtype_size(dtype), shape)
 
     cdef hx_work *collective(self, CompiledPlan plan, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, double timeout,
-                             double factor) except NULL:
+                             double factor, bint ours) except NULL:
         cdef size_t es = hetccl_dtype_size(plan.p.dtype)
         cdef hx_work *w
         if plan.p.redop == PREMUL_SUM and not hetccl_can_scale(plan.p.dtype, factor):
@@ -145,7 +143,7 @@ cdef class Core:
             raise MemoryError
         w.inp, w.out, w.count, w.factor = <char *>in_ptr, <char *>out_ptr, count, factor
         try:
-            if not self.c.host_memory and count:
+            if not self.c.host_memory and count and not ours:
                 if plan.p.in_blocks and self.on_host(in_ptr, plan.p.in_blocks * count * es):
                     w.user_in = w.inp
                 if plan.p.out_blocks and self.on_host(out_ptr, plan.p.out_blocks * count * es):
@@ -182,10 +180,10 @@ cdef class Core:
         return self.failure(status, text(self.c.fail_text), self.failed_ranks())
 
     cpdef int run(self, int op, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, int dtype, int redop, int root,
-                  double timeout, double factor=1.0, object shape=None, long long stream=-1) except -1:
-        """One collective, blocking unless it can be left to `stream`. Counts are as in `Communicator.run`."""
+                  double timeout, double factor=1.0, object shape=None, long long stream=-1, bint ours=False) except -1:
+        """One collective, blocking unless it can be left to `stream`. Counts and `ours` are as in `Communicator.run`."""
         cdef CompiledPlan plan = self.plan(op, dtype, redop, root, count, shape)
-        cdef hx_work *w = self.collective(plan, in_ptr, out_ptr, count, timeout, factor)
+        cdef hx_work *w = self.collective(plan, in_ptr, out_ptr, count, timeout, factor, ours)
         cdef int rc
         try:
             rc = self.begin(w, stream, 0)
@@ -231,7 +229,7 @@ cdef class Core:
                 raise
 
     cpdef Work post(self, int op, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, int dtype, int redop, int root, int tag,
-                    double timeout, object keep, object finish=None, double factor=1.0, object shape=None, long long stream=-1):
+                    double timeout, keep, finish=None, double factor=1.0, shape=None, long long stream=-1, bint ours=False):
         """Starts an operation. `keep` is held until it has ended; then `finish` runs. Send, receive: `root` is the peer (-1: any)."""
         cdef hx_work *w
         cdef CompiledPlan plan
@@ -242,7 +240,7 @@ cdef class Core:
             stream = -1
         else:
             plan = self.plan(op, dtype, redop, root, count, shape)
-            w = self.collective(plan, in_ptr, out_ptr, count, timeout, factor)
+            w = self.collective(plan, in_ptr, out_ptr, count, timeout, factor, ours)
             keep = (keep, plan)
         work.core, work.w, work.keep, work.finish = self, w, keep, finish
         work.finishing = None if finish is None else RLock()
@@ -318,10 +316,13 @@ cdef class Core:
         """True if a call of a vendor library without abort was left behind: the process must leave by os._exit."""
         return bool(self.c.lane_abandoned)
 
-    def counters(self):
-        cdef int i
-        return {"vendor_calls": [self.c.vendor_calls[i] for i in range(7)], "border_sent": self.c.border_sent,
-                "staged_bytes": self.c.staged_bytes}
+    @property
+    def address(self):  # of the C half, for `_state`
+        return <uintptr_t>self.c
+
+    @property
+    def aborted_by(self):  # rank, or -1
+        return -1 if self.c.board == NULL else <int>self.c.board.aborted_by - 1
 
     def shut(self, double patience):
         """Ends works in flight. False if a thread is still inside after `patience` seconds. Communicates nothing."""

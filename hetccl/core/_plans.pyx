@@ -15,14 +15,33 @@ cdef Py_ssize_t SHAPES = 256  # plans of block lengths that are kept, the oldest
 
 @cython.final
 cdef class PlanCache:
-    """Compiled plans of a communicator. `planner(op, dtype, redop, root, small, shape)` makes the plan of a class."""
+    """Compiled plans of a communicator. `planner.limits(op)` gives the last size in bytes of each bucket of an operation,
+    `planner.plan(op, dtype, redop, root, bucket, shape)` makes the plan of a class."""
 
     def __cinit__(self, planner):
+        cdef int op
         self.plans, self.shaped, self.planner = {}, {}, planner
+        for op in range(OPS):
+            self.n_limits[op] = -1
 
-    cdef CompiledPlan find(self, int op, int dtype, int redop, int root, bint small, shape):
+    cdef int learn(self, int op) except -1:
+        found = self.planner.limits(op)
+        if len(found) > LIMITS:
+            raise errors.InternalError(f"{len(found)} buckets of sizes of operation {op}, but at most {LIMITS} can be")
+        for i, limit in enumerate(found):
+            self.limits[op][i] = limit
+        self.n_limits[op] = len(found)
+        return 0
+
+    cdef CompiledPlan find(self, int op, int dtype, int redop, int root, uint64_t nbytes, shape):
         """`shape` is None, or says how long each rank's block is and where it lies (the v forms)."""
-        cdef uint64_t key = (<uint64_t>root << 32) | (<uint64_t>small << 24) | (redop << 16) | (dtype << 8) | op
+        cdef int bucket = 0
+        if shape is None and 0 <= op < OPS:
+            if self.n_limits[op] < 0:
+                self.learn(op)
+            while bucket < self.n_limits[op] and nbytes > self.limits[op][bucket]:
+                bucket += 1
+        cdef uint64_t key = (<uint64_t>root << 32) | (<uint64_t>bucket << 24) | (redop << 16) | (dtype << 8) | op
         plans = self.plans if shape is None else self.shaped
         exact = key if shape is None else (key, shape)
         found = plans.get(exact)
@@ -30,7 +49,7 @@ cdef class PlanCache:
             self.hits += 1
             return <CompiledPlan>found
         self.misses += 1
-        found = CompiledPlan(self.planner(op, dtype, redop, root, small, shape))
+        found = CompiledPlan(self.planner.plan(op, dtype, redop, root, bucket, shape))
         if shape is not None and len(plans) >= SHAPES:
             del plans[next(iter(plans))]  # works in flight hold theirs
         plans[exact] = found
@@ -49,17 +68,18 @@ cdef class CompiledPlan:
         self.p.in_blocks, self.p.out_blocks = plan.in_blocks, plan.out_blocks
         self.p.device_blocks, self.p.host_blocks = plan.device_blocks, plan.host_blocks
         self.p.divisor, self.p.scale_divisor = plan.divisor, plan.scale_divisor
-        self.p.reads_out, self.p.digest = plan.reads_out, plan.digest
+        self.p.reads_out, self.p.digest, self.p.device_sums = plan.reads_out, plan.digest, plan.device_sums
+        self.p.crosses = plan.plan_class != "island"
         self.p.n_steps, self.p.n_flows = len(plan.steps), len(plan.flows)
         self.p.steps = <hx_step *>calloc(max(1, self.p.n_steps), sizeof(hx_step))
         self.p.flows = <hx_flow *>calloc(max(1, self.p.n_flows), sizeof(hx_flow))
         if self.p.steps == NULL or self.p.flows == NULL:
             raise MemoryError
         signals = plan.signals() | set(plan.lane(0)[len(plan.lane(0)) - 1:])  # the last tells when a segment's scratch is free again
-        for i, step in enumerate(plan.steps):
-            self.fill_step(&self.p.steps[i], step, i in signals)
         for i, flow in enumerate(plan.flows):
             self.fill_flow(&self.p.flows[i], flow)
+        for i, step in enumerate(plan.steps):
+            self.fill_step(&self.p.steps[i], step, i in signals)
         for lane in range(2):
             order = plan.lane(lane)
             self.p.lane_len[lane] = len(order)
@@ -77,17 +97,23 @@ cdef class CompiledPlan:
         free(self.p.lane_steps[1])
 
     cdef fill_step(self, hx_step *to, step, bint signal):
+        cdef int i, k
         if step.n_src > 256:
             raise errors.UnsupportedError(
                 f"a reduction that the vendor's library lacks is composed for islands of up to 256 ranks, this one has {step.n_src}")
         to.kind, to.lane, to.shift, to.wait_step = step.kind, step.lane, step.shift, step.wait
-        to.signal, to.root, to.to, to.as_bytes = signal, step.root, step.to, step.as_bytes
+        to.signal, to.root, to.to, to.as_bytes, to.group = signal, step.root, step.to, step.as_bytes, step.group
         to.n_src, to.stride = step.n_src, step.stride
         to.first_flow, to.n_flows = step.first_flow, step.n_flows
         to.src, to.dst, to.len = slice_of(step.src), slice_of(step.dst), slice_of(step.len)
-        mine = self.plan.flows[step.first_flow:step.first_flow + step.n_flows]
-        uses = [(f.kind, f.channel, peer) for f in mine for peer in f.peers]
-        to.exclusive = len(set(uses)) == len(uses)
+        latest = {}  # the last flow so far of each use of a channel
+        for i in range(step.first_flow, step.first_flow + step.n_flows):
+            uses = self.plan.flows[i].uses
+            before = sorted({latest[use] for use in uses if use in latest})
+            self.p.flows[i].n_after = len(before)
+            for k, flow in enumerate(before):
+                self.p.flows[i].after[k] = flow
+            latest.update(dict.fromkeys(uses, i))
 
     cdef fill_flow(self, hx_flow *to, flow):
         cdef int i

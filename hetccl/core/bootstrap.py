@@ -18,13 +18,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetccl.core import registry
+from hetccl.core import described, registry
 from hetccl.core.config import Config
 from hetccl.core.control import Control, ControlListener
+from hetccl.core.cost import CostTable
 from hetccl.core.ranks import RankSpec, check_size, parse_ranks
 from hetccl.core.store import Store, StoreView
 from hetccl.core.topology import Record, Topology, compute_topology
-from hetccl.errors import ConfigError, HetcclError, PeerLostError, UsageError
+from hetccl.core.topology_file import TopologyFile
+from hetccl.core.tuning import adopt, load_tuning, mismatch, published
+from hetccl.core.vendor_comms import VendorComms
+from hetccl.errors import ConfigError, HetcclError, PeerLostError, UnsupportedError, UsageError
 from hetccl.native.handshake import WIRE_VERSIONS
 from hetccl.tables import CclTable, DeviceTable, TransportTable
 from hetccl.transports.base import Transport, TransportRequest
@@ -34,7 +38,8 @@ __all__ = ["Joined", "join"]
 
 log = logging.getLogger("hetccl.bootstrap")
 
-PLANNER_VERSION = 1
+PLANNER_VERSION = 2
+NAN_PROPAGATES, MULTI_COMM = 8, 16  # of HETCCL_CCL_*
 _PROCESS = secrets.randbits(48)  # a forked child has another pid
 _generation: Counter[str] = Counter()
 _vendors: dict[tuple[str, int], Vendor] = {}  # the library of a rank stays open for the life of the process
@@ -50,17 +55,18 @@ class Joined:
     vendor: Vendor
     device: DeviceTable
     ccl: CclTable
-    ccl_comm: int
+    comms: VendorComms
     transports: list[Transport]
     tables: dict[str, TransportTable]
     control: Control
-    key: str
     secret_from_store: bool
     deadline: float
     view: StoreView
+    combine: str = "auto"  # HETCCL_COMBINE and HETCCL_ORDER of rank 0
+    order: str = "program"
     device_types: tuple[str, ...] = ("cpu",)
     device_index: int = 0
-    notes: list[str] = field(default_factory=list)
+    costs: CostTable = field(default_factory=CostTable)
 
     def check(self) -> None:
         """Raises if waiting for the others has become vain: one could not join, or has died."""
@@ -87,6 +93,7 @@ def join(
     config: Config,
     timeout: float,
     device_type: str = "cpu",
+    topology: str | TopologyFile | None = None,
 ) -> Joined:
     """Blocks until all ranks have joined, at most `timeout` seconds. Raises typed errors; other ranks then stop
     waiting."""
@@ -97,7 +104,8 @@ def join(
     view = StoreView(store, f"hetccl/{name}/{_generation[name]}/", deadline, lambda text: log.warning("%s", text))
     undo: list[Any] = []
     try:
-        return _join(view, rank, size, name, ranks, transports, config, deadline, undo, device_type)
+        file = described.read(topology, config.topology)
+        return _join(view, rank, size, name, ranks, transports, config, deadline, undo, device_type, file)
     except BaseException as error:
         for close in reversed(undo):
             close()
@@ -117,10 +125,11 @@ def _join(
     deadline: float,
     undo: list[Any],
     device_type: str,
+    file: TopologyFile | None,
 ) -> Joined:
     here = host_id()
     job, secret, from_store = _greeting(view, rank, config)
-    vendor, spec, driver = _open_vendor(rank, size, ranks, config, here, device_type)
+    vendor, spec, driver = _open_vendor(rank, size, ranks, config, here, device_type, file)
     device, ccl = DeviceTable(vendor.device_table), CclTable(vendor.ccl_table)
     request = TransportRequest(rank, size, job, here, secret, os.environ.get("MASTER_ADDR", ""))
     opened = _open_transports(transports, config, request)
@@ -130,6 +139,7 @@ def _join(
         from hetccl.core._shaping import shape
 
         tables = {name: shape(table, config.border_rate) for name, table in tables.items()}
+    tuning = load_tuning(config.tuning) if config.tuning else None
     listener = ControlListener()
     undo.append(listener.close)
     record = Record(
@@ -152,36 +162,46 @@ def _join(
         max_message={n: t.max_message for n, t in tables.items()},
         process=(_PROCESS, os.getpid()),
         wire=WIRE_VERSIONS,
-        calls=ccl.calls,
+        calls=ccl.calls | bool(ccl.caps & MULTI_COMM) << 2 | bool(ccl.caps & NAN_PROPAGATES) << 3,
         place=vendor.device_place,
+        topology=file.digest if file else "",
+        tuning=tuning.digest if tuning else "",
     )
     view.put(f"record/{rank}", json.dumps({"record": record.to_json(), "control": listener.local.name.hex()}).encode())
-    blob = (
-        _publish(view, rank, size, config, listener) if rank == 0 else json.loads(view.take("topology", "bootstrap", 0))
-    )
+    if rank == 0:
+        blob = _publish(view, rank, size, config, listener, file, tuning)
+    else:
+        blob = json.loads(view.take("topology", "bootstrap", 0))
     topology = Topology.from_json(blob["topology"])
+    combine = _agreed("HETCCL_COMBINE", blob["combine"], config.combine, "auto", rank)
+    order = _agreed("HETCCL_ORDER", blob["order"], config.order, "program", rank)
+    _check_order(order, topology)
     records = [Record.from_json(r) for r in blob["records"]]
+    costs = adopt(tuning, blob["tuning"], rank)
     control = Control(rank, topology.host_ids, secret, job)
     undo.append(control.leave)
     control.join(listener, blob["control"][control.leader], blob["rank0"], deadline)
     listener.close()
-    ccl_comm = _island_comm(view, vendor, topology, rank, deadline)
+    comms = VendorComms(ccl)
+    comms.join(view, vendor, topology, rank, deadline, groups=combine == "border")
     return Joined(
         topology,
         records,
         vendor,
         device,
         ccl,
-        ccl_comm,
+        comms,
         opened,
         tables,
         control,
-        f"{name}/{_generation[name]}",
         from_store,
         deadline,
         view,
+        combine,
+        order,
         driver.torch_device_types,
         _device_index(driver, config),
+        costs,
     )
 
 
@@ -214,9 +234,11 @@ def _greeting(view: StoreView, rank: int, config: Config) -> tuple[str, bytes, b
 
 
 def _open_vendor(
-    rank: int, size: int, ranks: str | None, config: Config, here: str, device_type: str
+    rank: int, size: int, ranks: str | None, config: Config, here: str, device_type: str, file: TopologyFile | None
 ) -> tuple[Vendor, RankSpec, VendorDriver]:
     specs = parse_ranks(ranks) if ranks else config.ranks
+    if file is not None:
+        specs = described.rank_specs(file, specs, size)
     if specs is not None:
         check_size(specs, size)
         spec = specs[rank]
@@ -255,7 +277,15 @@ def _open_transports(transports: str | None, config: Config, request: TransportR
     return opened  # type: ignore[return-value]
 
 
-def _publish(view: StoreView, rank: int, size: int, config: Config, listener: ControlListener) -> dict[str, Any]:
+def _publish(
+    view: StoreView,
+    rank: int,
+    size: int,
+    config: Config,
+    listener: ControlListener,
+    file: TopologyFile | None,
+    tuning: CostTable | None,
+) -> dict[str, Any]:
     """Rank 0: gathers the records, computes who is where and publishes it."""
     found = view.take_all({r: f"record/{r}" for r in range(size)}, "bootstrap")
     answers = [json.loads(found[r]) for r in range(size)]
@@ -264,11 +294,21 @@ def _publish(view: StoreView, rank: int, size: int, config: Config, listener: Co
     if low > high:
         versions = "; ".join(f"rank {r.rank} on {r.host}: {r.wire[0]} to {r.wire[1]}" for r in records)
         raise ConfigError(f"no wire version is spoken by all ranks ({versions}). Install matching versions of hetccl")
+    others = [r.rank for r in records if r.tuning and r.tuning != records[0].tuning]
+    if others:
+        raise ConfigError(mismatch(others, records[0].tuning), variable="HETCCL_TUNING")
     limits = [m for r in records for m in r.max_message.values()]
     chunk = min(limits) if limits else 65536
     if config.chunk_bytes:
         chunk = min(chunk, config.chunk_bytes)
+    if file is None and any(r.topology for r in records):
+        having = [r.rank for r in records if r.topology]
+        raise ConfigError(f"ranks {having} have a topology file, but rank 0 has none: give it to rank 0, or to all")
+    if file is not None:
+        records = described.labelled(file, records)
     topology = compute_topology(records, chunk - chunk % 64)
+    if file is not None:
+        topology = described.apply(file, topology, records)
     many = len(set(topology.host_ids)) > 1
     rank0 = listener.listen_remote(config.socket_ifname, os.environ.get("MASTER_ADDR", "")) if many else []
     blob = {
@@ -276,22 +316,33 @@ def _publish(view: StoreView, rank: int, size: int, config: Config, listener: Co
         "records": [r.to_json() for r in records],
         "control": [a["control"] for a in answers],
         "rank0": rank0,
+        "tuning": published(tuning),
+        "combine": config.combine,
+        "order": config.order,
     }
     view.put("topology", json.dumps(blob).encode())
     return blob
 
 
-def _island_comm(view: StoreView, vendor: Vendor, topology: Topology, rank: int, deadline: float) -> int:
-    """Joins the vendor's communicator of my island. An island of one rank needs none."""
-    island = topology.island_of(rank)
-    if island.size == 1:
-        return 0
-    key = f"island/{island.index}"
-    if rank == island.ranks[0]:
-        unique_id = vendor.new_id()
-        view.put(key, unique_id)
-    else:
-        unique_id = view.take(key, "island", island.ranks[0])
-    vendor.local_ranks = topology.host_ids.count(topology.host_ids[rank])
-    left = max(1.0, deadline - time.monotonic())
-    return vendor.create_comm(island.ranks.index(rank), island.size, unique_id, left)
+def _agreed(variable: str, rank0: str, mine: str, default: str, rank: int) -> str:
+    """A setting that all ranks must follow alike: rank 0's. Raises `ConfigError` if this rank says otherwise."""
+    if mine not in (default, rank0):
+        raise ConfigError(
+            f"{variable}={mine} on rank {rank}, but {rank0} on rank 0: set the same everywhere, or on rank 0 alone",
+            variable=variable,
+            value=mine,
+        )
+    return rank0
+
+
+def _check_order(order: str, topology: Topology) -> None:
+    """Ranks take turns through the memory of their host."""
+    for island in topology.islands:
+        hosts = sorted({topology.hosts[r] for r in island.ranks})
+        if order == "island" and len({topology.host_ids[r] for r in island.ranks}) > 1:
+            raise UnsupportedError(
+                f"HETCCL_ORDER=island: island {island.index} ({island.name}) lies on several hosts "
+                f"({', '.join(hosts)}), but takes turns through the memory of one. Use overlapping communicators in "
+                "one order on all ranks (HETCCL_ORDER=program), or make islands of one host each with "
+                "labels in HETCCL_RANKS"
+            )

@@ -45,6 +45,7 @@ void hx_comm_free(hx_comm *c)
         next = w->next;
         free_work(w);
     }
+    hx_sums_free(c);
     if (c->dev) {
         hx_direct_close(c);
         char *device[] = {c->device_scratch, c->staged_in, c->staged_out};
@@ -64,6 +65,7 @@ void hx_comm_free(hx_comm *c)
         close(c->kick_fd);
     free(c->peers);
     free(c->island_ranks);
+    free(c->groups);
     pthread_mutex_destroy(&c->lock);
     pthread_mutex_destroy(&c->driver);
     free(c);
@@ -99,7 +101,7 @@ hx_work *hx_work_get(hx_comm *c, const hx_plan *p)
     w->bound = 0;
     w->user_in = w->user_out = NULL;
     w->status = HETCCL_IN_PROGRESS;
-    w->asynchronous = w->has_caller = w->streamed = 0;
+    w->asynchronous = w->has_caller = w->streamed = w->captured = 0;
     w->stream = c->stream;
     w->source = -1;
     w->factor = 1.0;
@@ -183,8 +185,7 @@ void hx_fail(hx_comm *c, int status, const char *text)
         return;
     snprintf(c->fail_text, sizeof c->fail_text, "%s", text);
     hx_direct_stop(c);
-    if (c->ccl && c->ccl_comm && (c->ccl->caps & HETCCL_CCL_ABORT))
-        c->ccl->abort(c->ccl_ctx, c->ccl_comm);
+    hx_abort_calls(c);
     /* Ranks of other causes find out by themselves: a loss is on the board, a timeout comes to each with its own text. */
     if (c->board && (status == HETCCL_MISMATCH || status == HETCCL_VENDOR || status == HETCCL_SYSTEM || status == HETCCL_INVALID))
         hx_board_abort(c->board, c->rank);
@@ -213,6 +214,8 @@ static int drained(hx_comm *c)
 {
     if (c->host_memory || !c->stream)
         return 1;
+    if (hx_sums_busy(c))
+        return 0;
     if (!c->drain_event) {
         c->drain_since = hetccl_now_ns();
         if (c->dev->event_create(c->dev_ctx, &c->drain_event) != HETCCL_OK ||

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hetccl.core import direct, lifecycle, log, registry
+from hetccl.core import _state, direct, lifecycle, log, registry
 from hetccl.core._engine import Core, Work
 from hetccl.core.arguments import number, redop, same_size
 from hetccl.core.bootstrap import join
@@ -23,14 +22,15 @@ from hetccl.core.explain import Explanation
 from hetccl.core.failures import Failures
 from hetccl.core.planner import Planner
 from hetccl.core.reactor import reactor
-from hetccl.core.store import Store, open_store
+from hetccl.core.store import Store
+from hetccl.core.topology_file import TopologyFile
 from hetccl.core.watch import Watch
 from hetccl.core.work import ensure_completion_thread
-from hetccl.errors import ConfigError, HetcclError, UsageError
+from hetccl.errors import HetcclError, UsageError
 from hetccl.transports.base import Link, Transport
 from hetccl.types import DType, Op, RedOp
 
-__all__ = ["Communicator", "init"]
+__all__ = ["Communicator"]
 
 _log = logging.getLogger("hetccl")
 
@@ -40,8 +40,9 @@ class Communicator(Collectives):
 
     `store` is what the ranks meet through (torch's stores, or `hetccl.core.store.DirectoryStore`); it may die once the
     communicator exists. `ranks` ("oneccl:2,host:2") and `transports` ("shm,tcp") override the variables of the same
-    meaning. `timeout` is in seconds, for joining and for each operation. Where nothing says which vendor a rank is, it
-    is the best one for `device_type` ("cpu", "cuda"). Blocks until all ranks have joined.
+    meaning, `topology` (a path, or what `load_topology` returns) HETCCL_TOPOLOGY. `timeout` is in seconds, for joining
+    and for each operation. Where nothing says which vendor a rank is, it is the best one for `device_type` ("cpu",
+    "cuda"). Blocks until all ranks have joined.
 
     Buffers are arrays of any library (see `buffers.py`). Counts are elements, and equal on all ranks.
     """
@@ -57,6 +58,7 @@ class Communicator(Collectives):
         transports: str | None = None,
         timeout: float | None = None,
         device_type: str = "cpu",
+        topology: str | TopologyFile | None = None,
     ) -> None:
         config = Config.from_env()
         log.set_up(config.log)
@@ -65,7 +67,9 @@ class Communicator(Collectives):
         self.timeout = timeout or config.timeout
         self._closed = self._forked = False
         started = time.monotonic()
-        joined = self._joined = join(store, rank, size, name, ranks, transports, config, self.timeout, device_type)
+        joined = self._joined = join(
+            store, rank, size, name, ranks, transports, config, self.timeout, device_type, topology
+        )
         try:
             self._build(config)
         except BaseException as error:
@@ -84,24 +88,28 @@ class Communicator(Collectives):
         self._topology, self._control = joined.topology, joined.control
         # torch's words for the devices whose memory this rank's vendor takes directly, and which of them is ours
         self.device_types, self.device_index = joined.device_types, joined.device_index
-        self._planner = Planner(joined.topology, self.rank, config.algorithm, config.chunk_bytes, config.verify)
+        self._planner = Planner(
+            joined.topology, self.rank, config.algorithm, config.chunk_bytes, config.verify, joined.costs,
+            joined.combine,
+        )  # fmt: skip
         failures = Failures(
             joined.topology,
             self.rank,
-            joined.control.calls,
-            joined.control.aborted_by,
+            lambda: _state.board_calls(self._core.address),
+            lambda: self._core.aborted_by,
             joined.control.state,
         )
         self._packing = Packing(joined.device)
-        self._core = Core(self.rank, self.size, self._planner.plan, failures, self.timeout)
+        self._core = Core(self.rank, self.size, self._planner, failures, self.timeout)
         island = joined.topology.island_of(self.rank)
         here = joined.topology.host_ids
         turns = {r: joined.records[r].process for r in island.ranks}
         mates = sorted((r for r in island.ranks if here[r] == here[self.rank]), key=lambda r: turns[r])
         self._core.set_device(
-            joined.device, joined.ccl, joined.ccl_comm, island.ranks.index(self.rank), mates,
-            len(joined.control.local_ranks), config.check != "off",
+            joined.device, joined.ccl, joined.comms.island, island.ranks.index(self.rank), mates,
+            len(joined.control.local_ranks), config.check != "off", joined.order == "island",
         )  # fmt: skip
+        _state.set_groups(self._core.address, joined.comms.groups)
         for table in joined.tables.values():
             self._core.add_transport(table)
         self._endpoints: dict[int, tuple[str, int]] = {}
@@ -111,10 +119,10 @@ class Communicator(Collectives):
         if direct.agree(self._core, joined, config.device_path):
             self._planner.use_direct()
         control = joined.control
-        self._core.set_shared(joined.topology.chunk_bytes, self._planner.small_bytes, control.address, control.owner)
+        self._core.set_shared(joined.topology.chunk_bytes, control.address, control.owner)
         self._core.start()
         self._watch = Watch(
-            self._core, control, bool(joined.ccl.caps & 2),
+            self._core, self.size, joined.control.state, bool(joined.ccl.caps & 2),
             lambda: str(failures(self._core.failed, "", self._core.failed_ranks())),
         )  # fmt: skip
         reactor().every_tick(self._watch.tick)
@@ -163,7 +171,7 @@ class Communicator(Collectives):
         """Returns when all ranks have called it."""
         token = self._take(bytearray(4), True, "token")
         token.dtype, token.count = DType.INT32, 1
-        return self._collective(Op.ALL_REDUCE, token, token, 1, RedOp.SUM, 0, async_op, timeout, 0)
+        return self._collective(Op.BARRIER, token, token, 1, RedOp.SUM, 0, async_op, timeout, 0)
 
     # ---- point to point
 
@@ -195,6 +203,7 @@ class Communicator(Collectives):
         timeout: float = 0,
         factor: float = 1.0,
         stream: int = -1,
+        ours: bool = False,
     ) -> None:
         """One collective on memory at two addresses (equal: in place; broadcast uses `out_ptr`).
 
@@ -202,13 +211,14 @@ class Communicator(Collectives):
         or output (reduce_scatter, scatter), of a pair's block (all_to_all). `timeout` 0 is the communicator's. `factor`
         is this rank's, for premul_sum. A buffer that the rank does not need is 0. `stream` is the caller's stream: the
         operation comes after what it holds, and may still be under way on it at the return. -1: none; it has ended.
+        `ours`: the caller knows that both are memory of this rank's device, and it is not looked up.
         """
-        self._core.run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, factor, None, stream)
+        self._core.run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, factor, None, stream, ours)
 
     def post(
         self, op: int, in_ptr: int, out_ptr: int, count: int, dtype: int, redop: int = 0, root: int = 0, tag: int = 0,
         timeout: float = 0, keep: Any = None, finish: Callable[[], None] | None = None, factor: float = 1.0,
-        stream: int = -1,
+        stream: int = -1, ours: bool = False,
     ) -> Work:  # fmt: skip
         """The same, asynchronous; also SEND (from `in_ptr` to rank `root`) and RECV (into `out_ptr`, rank -1: any).
 
@@ -227,7 +237,7 @@ class Communicator(Collectives):
             if root == self.rank:
                 raise UsageError(f"rank {self.rank} cannot receive from itself")
         return self._core.post(
-            op, in_ptr, out_ptr, count, dtype, redop, root, tag, timeout, keep, finish, factor, None, stream
+            op, in_ptr, out_ptr, count, dtype, redop, root, tag, timeout, keep, finish, factor, None, stream, ours
         )
 
     # ---- what happened
@@ -248,21 +258,23 @@ class Communicator(Collectives):
 
     def stats(self) -> dict[str, Any]:
         """Counters of this rank since the communicator was made."""
-        names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "transfer")
-        raw = self._core.counters()
+        raw = _state.counters(self._core.address)
         path_bytes: dict[str, int] = {}
-        border = 0
+        peer_bytes: dict[int, int] = {}
         for peer, (name, endpoint) in self._endpoints.items():
             sent = self._joined.tables[name].counters(endpoint)["bytes_sent"]
             key = self._connector.path(peer) or name
             path_bytes[key] = path_bytes.get(key, 0) + sent
-            border += sent
+            peer_bytes[peer] = sent
         return {
             "operations": {Op(op).label: n for op, n in self._core.operations.items()},
             "vendor": self._joined.vendor.name,
-            "vendor_calls": dict(zip(names, raw["vendor_calls"], strict=True)),
+            "vendor_calls": raw["vendor_calls"],
+            "group_calls": raw["group_calls"],
+            "device_sums": raw["device_sums"],
             "path_bytes": path_bytes,
-            "border_bytes": border,
+            "peer_bytes": peer_bytes,
+            "border_bytes": sum(peer_bytes.values()),
             "staged_bytes": raw["staged_bytes"],
             "plan_cache_hits": self._core.cache.hits,
             "plan_cache_misses": self._core.cache.misses,
@@ -396,11 +408,10 @@ class Communicator(Collectives):
         lifecycle.forget(self, abandoned)
         self._control.leave()
         self._connector.close()
-        if joined.ccl_comm and not abandoned:
-            # a blocking destroy would wait for ranks that are gone
-            if core.failed:
-                joined.ccl.abort(joined.ccl_comm) if joined.ccl.caps & 2 else None
-            joined.ccl.destroy(joined.ccl_comm)
+        if not abandoned:
+            if core.failed:  # a blocking destroy would wait for ranks that are gone
+                joined.comms.abort()
+            joined.comms.destroy()
         for r, record in enumerate(joined.records):  # also of other vendors: there may be no survivor of that one
             if joined.control.state(r) == 2 and record.host_id == joined.records[self.rank].host_id:
                 with contextlib.suppress(HetcclError):  # that vendor's plug-in is not installed here
@@ -421,29 +432,3 @@ class Communicator(Collectives):
         self._forked = True
         self._core.mark_forked()
         self._control.forget()
-
-
-def init(**options: Any) -> Communicator:
-    """The communicator of all ranks of the job: RANK, WORLD_SIZE and HETCCL_STORE (or MASTER_ADDR and MASTER_PORT)
-    say which.
-
-    `options` are those of `Communicator`.
-    """
-    try:
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except (KeyError, ValueError) as error:
-        raise ConfigError(
-            "RANK and WORLD_SIZE must say which rank this process is; start the job with torchrun or set them"
-        ) from error
-    config = Config.from_env()
-    url = config.store
-    if not url:
-        if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
-            raise ConfigError(
-                "where do the ranks meet? Set HETCCL_STORE=file:///folder (one host or a shared file system) or tcp://host:port",
-                variable="HETCCL_STORE",
-            )
-        url = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    return Communicator(open_store(url, rank, size, config.timeout), rank, size, **options)
-
-

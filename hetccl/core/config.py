@@ -47,12 +47,16 @@ class Config:
     home: str = ""
     device: int | None = None
     algorithm: dict[str, str] = field(default_factory=dict)
+    tuning: str = ""
     chunk_bytes: int | None = None
     store: str = ""
     verify: str = "first"
+    combine: str = "auto"
+    order: str = "program"
     socket_ifname: str = ""
     border_rate: int = 0
     device_path: str = "auto"
+    topology: str = ""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -264,8 +268,18 @@ VARIABLES: tuple[Variable, ...] = (
         "HETCCL_RANKS",
         'vendors in rank order, as in "oneccl:2,host:2" or "host@a:1,host@b:1"',
         "",
-        "The job's make-up. Unset: each rank takes the best usable vendor of its device.",
+        "The job's make-up. A label after @ splits one vendor's ranks into several islands, for tests. Unset: each "
+        "rank takes the best usable vendor of its device.",
         parse_ranks,
+    ),
+    Variable(
+        "HETCCL_TOPOLOGY",
+        "path of a YAML file",
+        "",
+        "Describes islands, borders, rails and links (see the topology file's keys). Rank 0 needs it; ranks that have "
+        "one too must have the same. Unset: islands are found from the ranks, all of them are at the border, and "
+        "every two islands reach each other.",
+        os.path.expanduser,
     ),
     Variable(
         "HETCCL_TRANSPORTS",
@@ -324,8 +338,16 @@ VARIABLES: tuple[Variable, ...] = (
         "HETCCL_ALGORITHM",
         'op=name pairs separated by commas, as in "all_reduce=owners"',
         "",
-        "Forces algorithms, e.g. all_reduce=owners (bandwidth) or all_reduce=exchange (latency).",
+        "Forces algorithms, e.g. all_reduce=owners (bandwidth) or all_reduce=exchange (latency). Unset: the one that "
+        "the cost model says takes least time.",
         _algorithm,
+    ),
+    Variable(
+        "HETCCL_TUNING",
+        "path of a tuning file",
+        "",
+        "What paths and libraries cost, as `hetccl tune` measured it. Rank 0's table is adopted by all; a rank that "
+        "names another one is refused.",
     ),
     Variable("HETCCL_CHUNK_BYTES", "4K to 1G", "", "Forces the size of one wire message.", _chunk),
     Variable(
@@ -341,6 +363,25 @@ VARIABLES: tuple[Variable, ...] = (
         "first",
         "When plans are proved correct. Reserved.",
         _one_of("first", "always", "off"),
+    ),
+    Variable(
+        "HETCCL_COMBINE",
+        "device, border, host or auto",
+        "auto",
+        "Who combines what comes from other islands: the device's own kernel, the vendor's library on a communicator "
+        "of as many ranks as there are contributions, or the host. auto: the cheapest that can. Rank 0's setting "
+        "holds for all.",
+        _one_of("device", "border", "host", "auto"),
+    ),
+    Variable(
+        "HETCCL_ORDER",
+        "program or island",
+        "program",
+        "Who says in which order the operations of several communicators come. program: all ranks call overlapping "
+        "ones in one order. island: they need not, for the first process of each island says in which order they go "
+        "onto the devices; costs every call a meeting of the island, which must lie on one host. Rank 0's setting "
+        "holds for all.",
+        _one_of("program", "island"),
     ),
     Variable(
         "HETCCL_SOCKET_IFNAME",

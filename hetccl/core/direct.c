@@ -34,6 +34,7 @@ void hx_direct_begin(hx_work *w, const hx_step *s)
         st->chunk = hx_direct_chunk(st->n * es, most_bytes(w->plan)) / es;
         st->chunks = (uint32_t)((st->n + st->chunk - 1) / st->chunk);
         st->started = 0;
+        st->done |= st->n == 0;
         st->combiner = -1;
         st->combine_begun = st->combined = st->fetch_begun = st->fetched = 0;
         for (int k = 0; k < f->n_peers; k++) {
@@ -53,7 +54,7 @@ static int gives_to(const hx_flow *f, int k)
 {
     switch (f->kind) {
     case HX_FLOW_SEND: return k == 0;
-    case HX_FLOW_FORWARD: return k == 1;
+    case HX_FLOW_FORWARD: return k > 0;
     case HX_FLOW_OWN: return f->give_back;
     case HX_FLOW_PASS: return k == f->n_peers - 1;
     case HX_FLOW_EXCHANGE: return 1;

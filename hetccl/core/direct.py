@@ -26,11 +26,11 @@ HOW = {"auto": 0, "resident": 1, "kernel": 2, "host": 3}  # HX_HOW_* of direct.h
 
 
 def agree(core: Core, joined: Joined, wanted: str) -> bool:
-    """True if every rank has opened its half. `wanted` is HETCCL_DEVICE_PATH. Blocks until all have answered, at most
+    """True if every rank has opened its half. A forced HETCCL_COMBINE is about the staged path. `wanted` is HETCCL_DEVICE_PATH. Blocks until all have answered, at most
     until the deadline for joining; raises as joining does."""
     topology, control = joined.topology, joined.control
     devices = any(not i.host_memory for i in topology.islands)
-    if len(topology.islands) == 1 or not devices or len(set(topology.host_ids)) > 1:
+    if len(topology.islands) == 1 or not devices or len(set(topology.host_ids)) > 1 or joined.combine != "auto":
         return False
     said = "HETCCL_DEVICE_PATH=staged" if wanted == "staged" else ""
     if not said:

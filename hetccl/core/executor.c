@@ -153,8 +153,8 @@ static int poll_events(hx_comm *c, hx_work *w)
             break;
         }
     }
-    if (c->streaming && c->ccl_comm) {      /* asked after the events: a stream also runs past a call that failed */
-        int rc = c->ccl->async_error(c->ccl_ctx, c->ccl_comm);
+    if (c->streaming) {                     /* asked after the events: a stream also runs past a call that failed */
+        int rc = hx_async_error(c);
         if (rc == HETCCL_ABORTED)
             c->island_aborted = 1;
         else if (rc > HETCCL_IN_PROGRESS && rc != HETCCL_UNSUPPORTED) {
@@ -196,6 +196,8 @@ static int local_step(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
     if (s->kind == HX_COPY)
         return copy(c, w, dst, src, n * es);
     int redop = hx_combining(w->plan);
+    if (s->kind == HX_FILL)
+        return hx_identity(dst, n, w->plan->dtype, redop);
     if (s->kind == HX_SCALE && w->plan->scale_divisor == 0.0)   /* on the host: plans see to that */
         return hetccl_scale(dst, src, n, w->plan->dtype, w->factor);
     if (s->kind == HX_SCALE) {
@@ -221,55 +223,6 @@ static int local_step(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
 int hx_combining(const hx_plan *p)
 {
     return p->redop == HETCCL_AVG || p->redop == HETCCL_PREMUL_SUM ? HETCCL_SUM : p->redop;
-}
-
-int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
-{
-    size_t n, unused;
-    hetccl_ccl_args a = {.size = sizeof a, .dtype = w->plan->dtype, .redop = w->plan->redop, .peer = s->root,
-                         .comm = c->ccl_comm, .stream = w->stream};
-    hx_address(w, &s->len, segment, &n);
-    if (n == 0)
-        return HETCCL_OK;                   /* the same on every rank of the island */
-    a.send = s->src.buffer >= 0 ? hx_address(w, &s->src, segment, &unused) : NULL;
-    a.recv = s->dst.buffer >= 0 ? hx_address(w, &s->dst, segment, &unused) : NULL;
-    a.count = n;
-    w->touched = 1;
-    if (a.redop != HETCCL_AVG || w->plan->divisor != 0.0)
-        a.redop = hx_combining(w->plan);    /* hetccl scales; divisor 0 says that the library averages itself */
-    if (s->as_bytes) {
-        a.count = n * hetccl_dtype_size(a.dtype);
-        a.dtype = HETCCL_UINT8;
-    }
-    int in_turn = !c->streaming && c->board && c->n_island_local > 1 && (c->ccl->caps & HETCCL_CCL_ONE_AT_A_TIME);
-    if (in_turn || (!c->streaming && c->check && c->board && c->n_island_local > 1)) {
-        int who = -1;
-        hx_call call = {w->plan->op, w->plan->dtype, w->plan->redop, w->plan->root, w->count, w->sequence, w->fingerprint};
-        int rc = hx_board_meet(c->board, c->rank, c->island_ranks, c->n_island_local, ++c->meets, &call, c->pauses,
-                               w->deadline_ns, &c->aborted, &who);
-        if (rc == HETCCL_OK && in_turn)
-            rc = hx_turn_take(c, w, &who);
-        if (rc != HETCCL_OK) {
-            c->fail_ranks[0] = who;
-            c->n_fail_ranks = who >= 0;
-            snprintf(w->text, sizeof w->text, "island");
-            return rc;
-        }
-    }
-    int (*const call_of[])(void *, const hetccl_ccl_args *) = {
-        [HX_ALL_REDUCE] = c->ccl->all_reduce, [HX_REDUCE_SCATTER] = c->ccl->reduce_scatter,
-        [HX_ALL_GATHER] = c->ccl->all_gather, [HX_BROADCAST] = c->ccl->broadcast, [HX_REDUCE] = c->ccl->reduce,
-        [HX_ALL_TO_ALL] = c->ccl->all_to_all, [HX_TRANSFER] = c->island_rank == s->root ? c->ccl->send : c->ccl->recv};
-    int takes_part = s->kind != HX_TRANSFER || c->island_rank == s->root || c->island_rank == s->to;
-    if (s->kind == HX_TRANSFER && c->island_rank == s->root)
-        a.peer = s->to;
-    int rc = takes_part ? call_of[s->kind](c->ccl_ctx, &a) : HETCCL_OK;
-    if (in_turn)
-        hx_turn_give();
-    atomic_fetch_add_explicit(&c->vendor_calls[s->kind], (uint64_t)takes_part, memory_order_relaxed);
-    if (rc != HETCCL_OK)
-        snprintf(w->text, sizeof w->text, "%s", c->ccl->last_error(c->ccl_ctx));
-    return rc;
 }
 
 /* Next step of a lane, or NULL at its end. Skips iterations that lie outside the segments. */
@@ -336,8 +289,9 @@ static int lane_step(hx_work *w, int lane, int inline_calls)
         } else if (is_vendor(s)) {
             size_t n;
             hx_address(w, &s->len, segment, &n);
-            int here = c->streaming || n == 0 || (inline_calls && (n * hetccl_dtype_size(w->plan->dtype) <= HX_INLINE_BYTES ||
-                                                                  (c->ccl->caps & HETCCL_CCL_ABORT)));
+            int in_turn = hx_in_turn(c);    /* then the call may wait for other ranks */
+            int small = n * hetccl_dtype_size(w->plan->dtype) <= HX_INLINE_BYTES || (c->ccl->caps & HETCCL_CCL_ABORT);
+            int here = n == 0 || (c->streaming ? !in_turn || inline_calls : inline_calls && small);
             if (!here) {
                 rc = hx_lane_post(c, w, s, segment);
                 if (rc == HETCCL_OK) {

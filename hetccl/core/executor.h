@@ -43,11 +43,26 @@ typedef struct hx_peer {
     struct hx_window *window;          /* of the direct path, or NULL */
 } hx_peer;
 
+#define HX_SUMS 4                   /* chunks that the device combines at once, for border flows */
+
+typedef struct hx_sum {                /* one of them: device_sum.c */
+    void *event;
+    char *memory;                      /* of the device: the contributions, the first of which becomes the result */
+    size_t cap;
+    int busy;
+} hx_sum;
+
+typedef struct hx_group {              /* a vendor's communicator of some ranks of the island, one after another */
+    void *comm;                        /* NULL: this rank is not in it */
+    int32_t first, size;               /* island ranks */
+} hx_group;
+
 typedef struct hx_flow_state {
     char *src, *dst;
     size_t n, pos;                     /* elements; done so far (combined, sent or received) */
     size_t sent[HX_FAN];               /* elements sent to each peer */
     int done;
+    int sum;                           /* place in hx_comm.sums of the chunk that the device combines, -1: none */
     /* direct path (direct.h); counts of chunks */
     size_t chunk;                      /* elements */
     uint32_t chunks, combine_begun, combined, fetch_begun, fetched;
@@ -92,6 +107,7 @@ typedef struct hx_work {
     void *stream;                      /* device work is enqueued here: the communicator's stream, or the caller's */
     void *caller;                      /* the caller's stream, if has_caller: its work so far comes first */
     int32_t has_caller, streamed;      /* streamed: all is enqueued, nothing is left to drive; ends at edge[1] */
+    int32_t captured;                  /* the caller's stream was being captured into a graph when it was enqueued */
     void *edge[2];                     /* events: on the caller's stream at the call; behind the last device step */
     char text[HX_TEXT];
     /* point to point (plan is NULL): p2p.c */
@@ -112,6 +128,8 @@ typedef struct hx_comm {
     const hetccl_ccl_ops *ccl;
     void *ccl_ctx, *ccl_comm;
     int32_t island_size, island_rank;
+    hx_group *groups;                  /* a step's group g is groups[g - 1]; 0 is the whole island */
+    int32_t n_groups;
     int32_t *island_ranks;             /* ranks of my island that share my board, in the order of their processes: turns.c */
     int32_t n_island_local;
     int host_memory, streaming;        /* of the device; of the ccl */
@@ -123,8 +141,12 @@ typedef struct hx_comm {
     int32_t n_transports;
     hx_board *board;
     uint32_t meets, turns;
-    int32_t turn_before, turn_after;   /* the rank whose process is taken before mine, -1: none; whether another follows */
+    int32_t turn_before;               /* the rank whose process is taken before mine, -1: none */
+    int32_t ordered;                   /* HETCCL_ORDER=island: calls that only enqueue are taken in turn, too */
     /* scratch, grown between works */
+    hx_sum sums[HX_SUMS];
+    void *sum_stream;
+    uint64_t sums_since;
     char *device_scratch, *host_scratch, *staged_in, *staged_out;
     size_t device_cap, host_cap, staged_in_cap, staged_out_cap;
     /* queue */
@@ -159,7 +181,7 @@ typedef struct hx_comm {
     struct hx_p2p *p2p;
     struct hx_direct *direct;          /* the direct path of its flows (direct.h), or NULL */
     /* counters */
-    _Atomic uint64_t n_ops[16], vendor_calls[8], border_sent, staged_bytes;
+    _Atomic uint64_t n_ops[16], vendor_calls[8], group_calls, border_sent, staged_bytes, device_sums;
     struct hx_comm *engine_next;
     int in_engine;
 } hx_comm;
@@ -188,11 +210,28 @@ void hx_publish(hx_work *w);                             /* wakes waiters; w may
 void hx_work_bind(hx_work *w);
 int hx_work_progress(hx_work *w, int inline_calls);      /* returns whether something moved */
 void hx_work_waiting(hx_work *w, int32_t *ranks, int32_t *n, int32_t max, const char **phase);
-int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment);
 int hx_combining(const hx_plan *p);
 char *hx_address(hx_work *w, const hx_slice *s, int64_t segment, size_t *n);
 
 int hx_work_enqueue(hx_work *w);                         /* the whole island lane of a plan that never waits */
+
+/* ---- island_calls.c */
+int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment);
+int hx_async_error(hx_comm *c);                          /* of the island's communicators: the first that has one */
+void hx_abort_calls(hx_comm *c);                         /* where the library can; never blocks */
+
+/* ---- device_sum.c */
+/* Copies n contributions to the device, combines them there in this order, divides, and copies the result to dst, all on a
+ * stream of its own. HETCCL_OK: under way as *place. HETCCL_IN_PROGRESS: every place is taken. */
+int hx_sum_begin(hx_comm *c, hx_work *w, const void *const *src, int n, void *dst, size_t count, double divisor, int *place);
+int hx_sum_test(hx_comm *c, int place);                  /* HETCCL_OK: the result lies at dst, and the place is free */
+int hx_sums_busy(hx_comm *c);                            /* after a failure: whether the device may still touch any memory */
+void hx_sums_free(hx_comm *c);
+
+/* ---- identity.c */
+/* Fills memory with what leaves the other side of an operator as it is: -0.0 for sum, 1 for prod, the extremes for min and
+ * max, and so on. HETCCL_UNSUPPORTED where there is none. */
+int hx_identity(void *dst, size_t count, int dtype, int redop);
 
 /* ---- streamed.c */
 /* Enqueues a whole collective from the caller's thread, without a hop to another one, and returns HETCCL_OK; later the work ends
@@ -215,10 +254,16 @@ void hx_flows_begin(hx_work *w, const hx_step *s, int64_t segment);
 int hx_flows_progress(hx_work *w, const hx_step *s, int *moved);   /* HETCCL_OK when all are done */
 
 /* ---- turns.c */
-/* Takes this process for a call of a library that makes one at a time, after a meeting. Blocks until the ranks before have
- * theirs and no other call runs here, at most up to the work's deadline; *who: for whom it waited, -1: for another call. */
+/* Whether this communicator's calls are taken in turn. */
+static inline int hx_in_turn(const hx_comm *c)
+{
+    return c->board && c->n_island_local > 1 && (c->streaming ? c->ordered : (c->ccl->caps & HETCCL_CCL_ONE_AT_A_TIME) != 0);
+}
+/* Takes this process for a call, after a meeting. Blocks until the ranks before have theirs and no other call runs here, at
+ * most up to the work's deadline; *who: for whom it waited, -1: for another call. Give is called only after a good take; where
+ * the call only enqueues, it blocks until all ranks have taken theirs. */
 int hx_turn_take(hx_comm *c, const hx_work *w, int *who);
-void hx_turn_give(void);
+int hx_turn_give(hx_comm *c, const hx_work *w, int *who);
 void hx_turns_after_fork(void);
 
 /* ---- lane.c */

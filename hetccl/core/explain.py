@@ -56,16 +56,20 @@ def border_bound(
         return 0
     nbytes = count * itemsize
     if op == Op.ALL_REDUCE:
-        return c * (c - 1) * nbytes if plan_class == "latency" else 2 * (c - 1) * nbytes
+        exchanged = plan_class == "latency" and topology.border.mesh
+        return c * (c - 1) * nbytes if exchanged else 2 * (c - 1) * nbytes
     if op in (Op.ALL_GATHER, Op.REDUCE_SCATTER):
         return (c - 1) * (sum(counts) * itemsize if counts else n * nbytes)
-    island = [topology.place(r)[0] for r in range(n)]
-    if op in (Op.GATHER, Op.SCATTER):
-        return sum((counts[r] if counts else count) * itemsize for r in range(n) if island[r] != island[root])
-    if op == Op.ALL_TO_ALL and counts:
-        return sum(counts[i * n + j] * itemsize for i in range(n) for j in range(n) if island[i] != island[j])
-    if op == Op.ALL_TO_ALL:
-        return sum(i.size * (n - i.size) * nbytes for i in topology.islands)
+    if op in (Op.GATHER, Op.SCATTER, Op.ALL_TO_ALL):  # a block counts once a link on its way
+        island = [topology.place(r)[0] for r in range(n)]
+        hops = topology.border.hops
+        if op != Op.ALL_TO_ALL:
+            return sum(hops(island[r], island[root]) * (counts[r] if counts else count) * itemsize for r in range(n))
+        if counts:
+            pairs = ((i, j) for i in range(n) for j in range(n))
+            return sum(hops(island[i], island[j]) * counts[i * n + j] * itemsize for i, j in pairs)
+        ways = ((a, b) for a in topology.islands for b in topology.islands)
+        return sum(a.size * b.size * hops(a.index, b.index) for a, b in ways) * nbytes
     return (c - 1) * nbytes
 
 

@@ -31,7 +31,8 @@ void hx_flows_begin(hx_work *w, const hx_step *s, int64_t segment)
         st->pos = 0;
         for (int k = 0; k < f->n_peers; k++)
             st->sent[k] = 0;
-        st->done = st->n == 0;
+        st->done = st->n == 0 && !f->n_after;  /* one that others come after takes its turn, for theirs to be in order */
+        st->sum = -1;
     }
     if (hx_goes_direct(w->comm))
         hx_direct_begin(w, s);
@@ -83,31 +84,25 @@ static int run_recv(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t chun
     }
     if (rc > HETCCL_IN_PROGRESS)
         return flow_error(w, p, f->peer[0], rc);
-    if (f->kind == HX_FLOW_FORWARD) {       /* what has arrived goes on from the user's memory */
-        int sent = send_up_to(w, f, 1, st->dst, &st->sent[1], st->pos, st->n, f->channel, chunk, es, moved);
+    int all = st->pos == st->n;
+    for (int k = 1; f->kind == HX_FLOW_FORWARD && k < f->n_peers; k++) {    /* what has arrived goes on from the user's memory */
+        int sent = send_up_to(w, f, k, st->dst, &st->sent[k], st->pos, st->n, f->channel, chunk, es, moved);
         if (sent > HETCCL_IN_PROGRESS)
             return sent;
-        st->done = st->pos == st->n && st->sent[1] == st->n;
-    } else {
-        st->done = st->pos == st->n;
+        all &= st->sent[k] == st->n;
     }
+    st->done = all;
     return st->done ? HETCCL_OK : HETCCL_IN_PROGRESS;
 }
 
 /* The peers of PASS end with the one that the result goes to. */
 static int contributors(const hx_flow *f) { return f->kind == HX_FLOW_PASS ? f->n_peers - 1 : f->n_peers; }
 
-/* One combined chunk, if every contribution has arrived. The own one stands at its place in island order. */
-static int combine_chunk(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t m, size_t es)
+/* The next chunk's contributions, if all have arrived: `src` in island order, `arrived` as the peers stand in the flow. */
+static int contributions(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t m, size_t es, const void **src, void **arrived)
 {
     hx_comm *c = w->comm;
-    const hx_plan *plan = w->plan;
-    const void *src[HX_FAN + 1];
-    void *dst[HX_FAN + 1];
-    int reserved[HX_FAN] = {0}, answered[HX_FAN] = {0}, n_dst = 0, n = contributors(f);
-    void *arrived[HX_FAN];
-    char *own = st->src + st->pos * es;
-    for (int k = 0; k < n; k++) {
+    for (int k = 0; k < contributors(f); k++) {
         hx_peer *p = &c->peers[f->peer[k]];
         hetccl_message msg = {sizeof msg, w->fingerprint, HETCCL_CHANNEL_CONTRIBUTE, 0, NULL, m * es};
         int rc = p->ops->peek(p->ctx, p->ep, &msg, 0);
@@ -124,7 +119,48 @@ static int combine_chunk(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t
             return flow_error(w, p, f->peer[k], rc);
         src[k < f->position ? k : k + 1] = arrived[k] = msg.ptr;
     }
-    src[f->position] = own;
+    src[f->position] = st->src + st->pos * es;
+    return HETCCL_OK;
+}
+
+/* One chunk combined by the device. HETCCL_OK when the result lies at dst; the peers get it from there. */
+static int combine_on_device(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t m, size_t es)
+{
+    hx_comm *c = w->comm;
+    const void *src[HX_FAN + 1];
+    void *arrived[HX_FAN];
+    int rc;
+    if (st->sum < 0) {
+        rc = contributions(w, f, st, m, es, src, arrived);
+        if (rc == HETCCL_OK)
+            rc = hx_sum_begin(c, w, src, contributors(f) + 1, st->dst + st->pos * es, m, f->finish ? w->plan->divisor : 1.0,
+                              &st->sum);
+        if (rc != HETCCL_OK)
+            return rc;
+    }
+    rc = hx_sum_test(c, st->sum);
+    if (rc > HETCCL_IN_PROGRESS)
+        snprintf(w->text, sizeof w->text, "combining failed on the device: %s", c->dev->last_error(c->dev_ctx));
+    if (rc != HETCCL_OK)
+        return rc;
+    st->sum = -1;
+    for (int k = 0; k < contributors(f); k++)
+        c->peers[f->peer[k]].ops->release(c->peers[f->peer[k]].ctx, c->peers[f->peer[k]].ep, HETCCL_CHANNEL_CONTRIBUTE);
+    return HETCCL_OK;
+}
+
+/* One combined chunk, if every contribution has arrived. The own one stands at its place in island order. */
+static int combine_chunk(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t m, size_t es)
+{
+    hx_comm *c = w->comm;
+    const hx_plan *plan = w->plan;
+    const void *src[HX_FAN + 1];
+    void *dst[HX_FAN + 1];
+    int reserved[HX_FAN] = {0}, answered[HX_FAN] = {0}, n_dst = 0, n = contributors(f);
+    void *arrived[HX_FAN];
+    int rc = contributions(w, f, st, m, es, src, arrived);
+    if (rc != HETCCL_OK)
+        return rc;
     dst[n_dst++] = st->dst + st->pos * es;
     for (int k = 0; f->give_back && k < n; k++) {
         hx_peer *p = &c->peers[f->peer[k]];
@@ -141,7 +177,7 @@ static int combine_chunk(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t
             reserved[k] = 1;
         }
     }
-    int rc = hetccl_combine(dst, n_dst, src, n + 1, m, plan->dtype, hx_combining(plan), f->finish ? plan->divisor : 1.0);
+    rc = hetccl_combine(dst, n_dst, src, n + 1, m, plan->dtype, hx_combining(plan), f->finish ? plan->divisor : 1.0);
     if (rc != HETCCL_OK) {
         snprintf(w->text, sizeof w->text, "the host cannot combine this dtype with this operator");
         return rc;
@@ -169,7 +205,7 @@ static int run_own(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t chunk
     int rc = HETCCL_OK;
     if (st->pos < st->n) {
         size_t m = chunk_at(st->pos, st->n, chunk);
-        rc = combine_chunk(w, f, st, m, es);
+        rc = w->plan->device_sums ? combine_on_device(w, f, st, m, es) : combine_chunk(w, f, st, m, es);
         if (rc == HETCCL_OK) {
             st->pos += m;
             *moved = 1;
@@ -218,19 +254,13 @@ static int run_exchange(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t 
     return HETCCL_OK;
 }
 
-/* Directions of channels that a flow uses, as a bit mask: which of its peers and ways an earlier unfinished flow blocks. */
-static int blocked(const hx_work *w, const hx_step *s, int i)
+/* Two flows that both send to, or receive from, one peer on one channel take turns: so messages come in the order of the
+ * flows, which plans make the same at both ends. */
+static int blocked(const hx_work *w, const hx_flow *f)
 {
-    const hx_flow *f = &w->plan->flows[i];
-    for (int e = s->first_flow; e < i; e++) {
-        if (w->flow[e].done)
-            continue;
-        for (int a = 0; a < w->plan->flows[e].n_peers; a++)
-            for (int b = 0; b < f->n_peers; b++)
-                if (w->plan->flows[e].peer[a] == f->peer[b] && w->plan->flows[e].channel == f->channel &&
-                    w->plan->flows[e].kind == f->kind)
-                    return 1;
-    }
+    for (int i = 0; i < f->n_after; i++)
+        if (!w->flow[f->after[i]].done)
+            return 1;
     return 0;
 }
 
@@ -244,7 +274,7 @@ int hx_flows_progress(hx_work *w, const hx_step *s, int *moved)
         int rc;
         if (st->done)
             continue;
-        if (!s->exclusive && blocked(w, s, i)) {
+        if (blocked(w, f)) {
             all = 0;
             continue;
         }

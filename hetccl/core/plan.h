@@ -32,6 +32,7 @@ enum {
     HX_COMBINE,                     /* dst = op over n_src blocks of src, host memory */
     HX_SCALE,                       /* dst = src / divisor, or src * the work's factor */
     HX_FLOWS,                       /* border messages: flows [first_flow, first_flow + n_flows) side by side */
+    HX_FILL,                        /* dst = what leaves the operator's other side as it is, host memory */
     HX_STEP_KINDS
 };
 
@@ -46,15 +47,15 @@ typedef struct hx_step {
     int32_t n_src;                  /* combine */
     int64_t stride;                 /* combine: blocks from one source to the next */
     int32_t as_bytes;               /* vendor call moves the elements as bytes */
+    int32_t group;                  /* vendor call of a part of the island, see topology.py; the others only pass by */
     int32_t first_flow, n_flows;
-    int32_t exclusive;              /* flows: no two use one channel of one peer in one direction */
     hx_slice src, dst, len;
 } hx_step;
 
 enum {
     HX_FLOW_SEND,                   /* src to peer[0] */
     HX_FLOW_RECV,                   /* dst from peer[0] */
-    HX_FLOW_FORWARD,                /* dst from peer[0], and on to peer[1] */
+    HX_FLOW_FORWARD,                /* dst from peer[0], and on to all others */
     HX_FLOW_OWN,                    /* dst = op over src and the peers' contributions in island order; `give_back`: to all peers */
     HX_FLOW_PASS,                   /* like OWN, and the result goes on, as a contribution, to the last of the peers */
     HX_FLOW_EXCHANGE                /* src to all peers, dst = op over all in island order; everybody does the same */
@@ -66,6 +67,8 @@ typedef struct hx_flow {
     int32_t give_back;
     int32_t finish;                 /* divide by the plan's divisor after combining */
     int32_t peer[HX_FAN];           /* ranks, in island order */
+    int32_t n_after;
+    int32_t after[2 * HX_FAN];      /* earlier flows of the step that use the same channel of a peer the same way: they go first */
     hx_slice src, dst;
 } hx_flow;
 
@@ -83,7 +86,9 @@ typedef struct hx_plan {
     int64_t device_blocks, host_blocks; /* scratch, in segments */
     double divisor;                 /* of avg, else 1 */
     double scale_divisor;           /* of HX_SCALE; 0: multiply by the work's factor (premul_sum) */
+    int32_t device_sums;            /* the device's own kernel combines what comes over the border, not the host */
     int32_t reads_out;              /* OUT is not written as a whole: what it holds must be kept */
+    int32_t crosses;                /* several islands take part: on some rank the host has to do something */
     uint32_t digest;                /* of what ranks share beside the count: lengths of blocks */
 } hx_plan;
 #endif

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from hetccl.types import DType, Op, RedOp
 
@@ -52,6 +53,7 @@ class StepKind(enum.IntEnum):
     COMBINE = 8
     SCALE = 9
     FLOWS = 10
+    FILL = 11  # dst = what leaves the operator's other side as it is; host memory
 
 
 class FlowKind(enum.IntEnum):
@@ -105,6 +107,30 @@ class Flow:
     give_back: bool = False
     finish: bool = False
 
+    @cached_property
+    def uses(self) -> frozenset[tuple[bool, int, int]]:
+        """(whether it sends, peer, channel) of all its messages. Of two flows of a step that share one, the first goes
+        first."""
+        channel, first, last = int(self.channel), self.peers[:1], self.peers[-1:]
+        sends: tuple[int, ...] = ()
+        takes: tuple[int, ...] = ()
+        if self.kind == FlowKind.SEND:
+            sends = self.peers
+        elif self.kind == FlowKind.RECV:
+            takes = self.peers
+        elif self.kind == FlowKind.FORWARD:
+            takes, sends = first, self.peers[1:]
+        elif self.kind == FlowKind.PASS:
+            takes, sends = self.peers[:-1], last
+        elif self.kind == FlowKind.EXCHANGE:
+            takes = sends = self.peers
+        else:
+            takes, sends = self.peers, self.peers if self.give_back else ()
+        combines = self.kind in (FlowKind.OWN, FlowKind.PASS, FlowKind.EXCHANGE)
+        into = int(Channel.CONTRIBUTE) if combines else channel
+        out = int(Channel.RESULT) if self.kind == FlowKind.OWN else channel
+        return frozenset({(False, p, into) for p in takes} | {(True, p, out) for p in sends})
+
 
 @dataclass(frozen=True)
 class Step:
@@ -120,6 +146,7 @@ class Step:
     n_src: int = 0
     stride: int = 1
     as_bytes: bool = False
+    group: int = 0  # of a vendor call: index into `groups_of` (core/topology.py); ranks outside only pass by
     first_flow: int = 0
     n_flows: int = 0
 
@@ -145,6 +172,7 @@ class Plan:
     host_blocks: int = 0
     divisor: float = 1.0  # of avg; 0: the vendor's library averages itself
     scale_divisor: float = 1.0  # 0: multiply by the rank's own factor (premul_sum)
+    device_sums: bool = False  # the device's own kernel combines what comes over the border, not the host
     reads_out: bool = False  # OUT is not written as a whole
     digest: int = 0  # of the blocks' lengths, where they differ
 

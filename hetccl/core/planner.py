@@ -7,19 +7,26 @@ from dataclasses import replace
 
 from hetccl.core.algorithms import (
     all_gather,
+    all_gather_rounds,
     all_reduce,
+    all_reduce_rounds,
     all_to_all,
     broadcast,
+    broadcast_parts,
     gather,
     reduce,
     reduce_scatter,
+    reduce_scatter_rounds,
     scatter,
 )
 from hetccl.core.algorithms.common import Algorithm, Places, Shared
+from hetccl.core.cost import CostTable
 from hetccl.core.explain import Explanation, border_bound, describe_steps
 from hetccl.core.plan import Plan
+from hetccl.core.selector import Selector
 from hetccl.core.topology import Topology
 from hetccl.core.verify.gate import Gate
+from hetccl.core.ways import Ways
 from hetccl.errors import ConfigError, UnsupportedError, UsageError
 from hetccl.native.combine import can_combine
 from hetccl.types import DType, Op, RedOp
@@ -29,28 +36,41 @@ __all__ = ["Planner", "Shape", "reducible"]
 Shape = tuple[tuple[int, ...], Places]  # lengths of the blocks, equal on all ranks, and where they lie on this one
 
 ALGORITHMS: dict[Op, dict[str, Algorithm]] = {
-    Op.ALL_REDUCE: {"exchange": all_reduce.exchange, "owners": all_reduce.owners},
-    Op.BROADCAST: {"chain": broadcast.chain},
-    Op.ALL_GATHER: {"direct": all_gather.direct},
-    Op.REDUCE_SCATTER: {"direct": reduce_scatter.direct},
+    Op.ALL_REDUCE: {
+        "exchange": all_reduce.exchange,
+        "owners": all_reduce.owners,
+        "ring": all_reduce_rounds.ring,
+        "tree": all_reduce_rounds.tree,
+    },
+    Op.BROADCAST: {
+        "chain": broadcast.chain,
+        "direct": broadcast.direct,
+        "owners": broadcast_parts.owners,
+        "tree": broadcast.tree,
+    },
+    Op.ALL_GATHER: {
+        "direct": all_gather.direct,
+        "heads": all_gather_rounds.heads,
+        "ring": all_gather_rounds.ring,
+        "tree": all_gather_rounds.tree,
+    },
+    Op.REDUCE_SCATTER: {
+        "direct": reduce_scatter.direct,
+        "heads": reduce_scatter_rounds.heads,
+        "ring": reduce_scatter_rounds.ring,
+        "tree": reduce_scatter_rounds.tree,
+    },
     Op.REDUCE: {"chain": reduce.chain},
     Op.GATHER: {"direct": gather.direct},
     Op.SCATTER: {"direct": scatter.direct},
     Op.ALL_TO_ALL: {"direct": all_to_all.direct},
 }
 
+# Between two ranks on the direct path, at any size: an exchange of everything sends as many bytes as two steps of halves
+# and is as fast, and nothing is gained by cutting blocks up (docs/design/device-path.md).
+PAIR = {"all_reduce": "exchange", "broadcast": "chain", "all_gather": "direct", "reduce_scatter": "direct"}
+
 REDUCING = frozenset({Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.REDUCE})
-
-# What the verifier understands so far: not transfers inside an island, passing on, or blocks of own lengths.
-PROVED = (Op.ALL_REDUCE, Op.BROADCAST, Op.ALL_GATHER, Op.REDUCE_SCATTER)
-
-# Up to these sizes one exchange of everything beats two steps of halves (measured, docs/results/). With vendor
-# calls around it, the exchange also saves two of them.
-SMALL_BYTES = 8 << 10
-SMALL_BYTES_WITH_ISLANDS = 32 << 10
-# Two devices on the direct path: an exchange of everything sends as many bytes as two steps of halves, and is as fast
-# at any size (docs/design/device-path.md).
-ALWAYS_SMALL = 1 << 62
 
 
 class Planner:
@@ -63,13 +83,16 @@ class Planner:
         forced: dict[str, str],
         segment_bytes: int | None = None,
         verify: str = "first",
+        table: CostTable | None = None,
+        combine: str = "auto",
     ) -> None:
         self.topology = topology
+        self.ways = Ways(topology, combine)
         self.rank = rank
         self.forced = forced
-        self.gate = Gate(topology, verify)
-        self.small_bytes = SMALL_BYTES if all(i.size == 1 for i in topology.islands) else SMALL_BYTES_WITH_ISLANDS
-        self._verify = verify
+        self.gate = Gate(topology, verify, rank)
+        self.selector = Selector(topology, table or CostTable(), ALGORITHMS, forced)
+        self._given = verify, table or CostTable(), combine
         for op, name in forced.items():
             known = {o.label: sorted(a) for o, a in ALGORITHMS.items()}
             if op not in known or name not in known[op]:
@@ -82,21 +105,34 @@ class Planner:
 
     def use_direct(self) -> None:
         """Plans border messages from and into device memory. Before the first plan, and on all ranks or none."""
+        verify, table, combine = self._given
         islands = tuple(replace(i, direct=not i.host_memory) for i in self.topology.islands)
-        self.topology = replace(self.topology, islands=islands, _place={})
-        self.gate = Gate(self.topology, self._verify)
-        if len(islands) == 2 and all(i.size == 1 for i in islands):
-            self.small_bytes = ALWAYS_SMALL
+        topology = self.topology = replace(self.topology, islands=islands, _place={})
+        self.ways = Ways(topology, combine)
+        self.gate = Gate(topology, verify, self.rank)
+        chosen = PAIR if len(islands) == 2 and topology.size == 2 else {}
+        self.selector = Selector(topology, table, ALGORITHMS, {**chosen, **self.forced})
 
-    def plan(self, op: int, dtype: int, redop: int, root: int, small: bool, shape: Shape | None = None) -> Plan:
-        """This rank's plan, proved together with those of all ranks. Raises `UnsupportedError` if no path can do it and
-        `InternalError` if the proof fails, both before any traffic."""
+    def limits(self, op: int) -> tuple[int, ...]:
+        """The last size in bytes of each bucket of an operation, but for the last bucket."""
+        return self.selector.choices(Op(op)).limits if Op(op) in ALGORITHMS else ()
+
+    def plan(self, op: int, dtype: int, redop: int, root: int, bucket: int, shape: Shape | None = None) -> Plan:
+        """This rank's plan for sizes of a bucket, proved together with those of all ranks. Raises `UnsupportedError` if
+        no path can do it and `InternalError` if the proof fails, both before any traffic."""
+        if op == Op.BARRIER:
+            return self._barrier()
         counts, places = shape or ((), None)
         shared = Shared(Op(op), DType(dtype), RedOp(redop), root, counts=counts)
         self._check(shared)
-        algorithm = self._algorithm(shared, small)
-        if shared.op in PROVED and not counts and shared.redop != RedOp.PREMUL_SUM:
-            self.gate.check(shared, lambda topology, what, rank: algorithm(topology, what, rank, None))
+        choices = self.selector.choices(shared.op)
+        choice = choices.of(_mean_bytes(shared, self.topology.size)) if counts else choices.buckets[bucket]
+        shared = replace(shared, segment_bytes=choice.segment_bytes)
+        algorithm = self._algorithm(shared, choice.algorithm)
+        if shared.op in REDUCING:
+            algorithm = self.ways.apply(algorithm, shared)
+        if self.ways.wanted != "border":
+            self.gate.check(shared, algorithm, places)
         return algorithm(self.topology, shared, self.rank, places)
 
     def explain(
@@ -112,7 +148,13 @@ class Planner:
         """Plans of all ranks are made and their messages added up, so the border bytes are those of the plan itself."""
         shared = Shared(op, dtype, redop, root, counts=counts)
         self._check(shared)
-        algorithm = self._algorithm(shared, op == Op.ALL_REDUCE and nbytes <= self.small_bytes)
+        choice = self.selector.choices(op).of(_mean_bytes(shared, self.topology.size) if counts else nbytes)
+        shared = replace(shared, segment_bytes=choice.segment_bytes)
+        algorithm = self._algorithm(shared, choice.algorithm)
+        combined_by = "nobody"
+        if op in REDUCING:
+            combined_by = self.ways.describe(algorithm, shared)
+            algorithm = self.ways.apply(algorithm, shared)
         count = 1 if counts else nbytes // dtype.itemsize
         mine = algorithm(self.topology, shared, self.rank, None)
         border = sum(
@@ -127,7 +169,7 @@ class Planner:
             redop=redop.label if op in REDUCING else "",
             algorithm=mine.algorithm,
             plan_class=mine.plan_class,
-            combined_by="vendor's library" if len(self.topology.islands) == 1 else "host",
+            combined_by=combined_by,
             islands=[f"{i.name}, ranks {', '.join(map(str, i.ranks))}" for i in self.topology.islands],
             paths=paths,
             steps=describe_steps(mine),
@@ -137,12 +179,33 @@ class Planner:
             staged=island.staged,
         )
 
-    def _algorithm(self, shared: Shared, small: bool) -> Algorithm:
-        if shared.op == Op.ALL_REDUCE and len(self.topology.islands) == 1:
-            return all_reduce.island
-        name = self.forced.get(shared.op.label) or ("exchange" if small else "owners")
+    def _barrier(self) -> Plan:
+        """An all_reduce of next to nothing, whatever is forced for real ones."""
+        shared = Shared(Op.ALL_REDUCE, DType.INT32, RedOp.SUM)
+        algorithm = all_reduce.island if len(self.topology.islands) == 1 else all_reduce.exchange
+        self.gate.check(shared, algorithm, None)
+        return replace(algorithm(self.topology, shared, self.rank, None), op=Op.BARRIER)
+
+    def _algorithm(self, shared: Shared, name: str) -> Algorithm:
         choices = ALGORITHMS[shared.op]
-        return choices.get(name) or next(iter(choices.values()))
+        if len(self.topology.islands) == 1:  # where nothing crosses a border there is nothing to choose
+            return all_reduce.island if shared.op == Op.ALL_REDUCE else next(iter(choices.values()))
+        return self._combinable(shared, choices[name]) if shared.op in REDUCING else choices[name]
+
+    def _combinable(self, shared: Shared, algorithm: Algorithm) -> Algorithm:
+        """The algorithm, or another where HETCCL_COMBINE forces a way to combine that it has no place for."""
+        wrong = self.ways.fits(algorithm, shared)
+        if not wrong:
+            return algorithm
+        if shared.op.label not in self.forced:
+            for other in ALGORITHMS[shared.op].values():
+                if not self.ways.fits(other, shared):
+                    return other
+        raise UnsupportedError(
+            f"HETCCL_COMBINE={self.ways.wanted} cannot be used with {shared.op.label} by "
+            f"{self.forced.get(shared.op.label, 'any algorithm')}: {wrong}. Force only one of HETCCL_COMBINE and "
+            "HETCCL_ALGORITHM"
+        )
 
     def _check(self, shared: Shared) -> None:
         if shared.op not in ALGORITHMS:
@@ -154,6 +217,12 @@ class Planner:
                 f"{shared.redop.label} of {shared.dtype.label} has no meaning; bitwise operators take integers and "
                 "bool, complex numbers take sum, avg and premul_sum, bool takes neither avg nor premul_sum"
             )
+
+
+def _mean_bytes(shared: Shared, size: int) -> int:
+    """Bytes of a mean block of the v forms, which chooses their algorithm."""
+    blocks = size * size if shared.op == Op.ALL_TO_ALL else size
+    return sum(shared.counts) * shared.dtype.itemsize // max(1, blocks)
 
 
 def reducible(dtype: DType, redop: RedOp) -> bool:

@@ -8,6 +8,7 @@
 #include <string.h>
 
 enum { HOST_DRIVEN, ON_OUR_STREAM, ON_ANY_STREAM };
+enum { REAP_BATCH = 8 };
 
 /* Whether a plan can be enqueued at once, and where: the scratch buffers belong to the communicator's stream. */
 static int class_of(const hx_plan *p)
@@ -37,7 +38,7 @@ int hx_mark_caller(hx_comm *c, hx_work *w)
     if (capturing(c, w->caller)) {
         snprintf(w->text, sizeof w->text,
                  "the stream is being captured into a graph, but this operation needs the host at every replay: it crosses "
-                 "islands, uses host memory, or is composed of several steps");
+                 "islands, uses host memory or scratch, or comes behind one that does. Capture only operations inside one island");
         return HETCCL_UNSUPPORTED;
     }
     int rc = record(c, &w->edge[0], w->caller);
@@ -51,7 +52,7 @@ int hx_order_streams(hx_comm *c, hx_work *w)
     int rc = HETCCL_OK;
     if (w->has_caller && w->stream != w->caller)
         rc = c->dev->stream_wait_event(c->dev_ctx, w->stream, w->edge[0]);
-    if (rc != HETCCL_OK || capturing(c, w->stream))
+    if (rc != HETCCL_OK || w->captured)
         return rc;
     if (c->last_stream != w->stream && c->last_stream_set) {
         rc = record(c, &c->order_event, c->last_stream);
@@ -88,19 +89,44 @@ static int nothing_queued(hx_comm *c, hx_work *w)
     return none;
 }
 
+static void end_first(hx_comm *c, int status);
+
+/* Ends what the device has done, a batch at a time, so that a program which never waits does not pile up works and events.
+ * They end in their order, whatever their streams (hx_order_streams), so one question answers for the whole batch. */
+static void reap(hx_comm *c)
+{
+    if (atomic_load_explicit(&c->n_streamed, memory_order_relaxed) < 2 * REAP_BATCH)
+        return;
+    hx_work *w = c->streamed_head;              /* only who holds the driver lock takes works out */
+    for (int i = 1; i < REAP_BATCH; i++)
+        w = w->next;
+    if (c->dev->event_query(c->dev_ctx, w->edge[1]) == HETCCL_OK)
+        for (int i = 0; i < REAP_BATCH; i++)
+            end_first(c, HETCCL_OK);
+}
+
 int hx_enqueue(hx_comm *c, hx_work *w, int asynchronous)
 {
     int class = HOST_DRIVEN, rc = HETCCL_OK;
-    if (c->streaming && !c->host_memory && w->has_caller && !w->user_in && !w->user_out)
+    if (c->streaming && !hx_in_turn(c) && !c->host_memory && w->has_caller && !w->user_in && !w->user_out)
         class = class_of(w->plan);
-    if (class == HOST_DRIVEN || !take_driver(c))
+    if (class == HOST_DRIVEN)
         return HETCCL_IN_PROGRESS;
+    int captured = capturing(c, w->caller), ours = asynchronous || class == ON_OUR_STREAM;
+    /* Scratch may be another one by the time of the replay. Of several islands some rank needs the host, so all refuse. */
+    if (captured && (class == ON_OUR_STREAM || w->plan->crosses))
+        return HETCCL_IN_PROGRESS;
+    while (!take_driver(c))
+        if (!captured || hetccl_now_ns() > w->deadline_ns)
+            return HETCCL_IN_PROGRESS;
     int failed = (int)atomic_load_explicit(&c->failed, memory_order_acquire);
     if (failed || !nothing_queued(c, w)) {     /* behind works that the host still drives */
         pthread_mutex_unlock(&c->driver);
         return failed ? failed : HETCCL_IN_PROGRESS;
     }
-    int captured = capturing(c, w->caller), ours = asynchronous || class == ON_OUR_STREAM;
+    if (!captured)
+        reap(c);
+    w->captured = captured;
     w->stream = ours ? c->stream : w->caller;
     w->asynchronous = asynchronous;
     if (ours)
@@ -201,14 +227,12 @@ int hx_streamed_progress(hx_comm *c)
         hx_fail(c, rc, text);
         return 1;
     }
-    if (c->ccl_comm) {
-        rc = c->ccl->async_error(c->ccl_ctx, c->ccl_comm);
-        if (rc > HETCCL_IN_PROGRESS && rc != HETCCL_UNSUPPORTED) {
-            char text[HX_TEXT];
-            snprintf(text, sizeof text, "the vendor's library reports: %s", c->ccl->last_error(c->ccl_ctx));
-            hx_fail(c, rc, text);
-            return 1;
-        }
+    rc = hx_async_error(c);
+    if (rc > HETCCL_IN_PROGRESS && rc != HETCCL_UNSUPPORTED) {
+        char text[HX_TEXT];
+        snprintf(text, sizeof text, "the vendor's library reports: %s", c->ccl->last_error(c->ccl_ctx));
+        hx_fail(c, rc, text);
+        return 1;
     }
     return moved;
 }

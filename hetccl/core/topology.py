@@ -4,14 +4,17 @@ published."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+from hetccl.core.border import Border
 from hetccl.types import DType, RedOp
 
-__all__ = ["Island", "Record", "Topology", "compute_topology"]
+__all__ = ["Island", "IslandLink", "Record", "Topology", "compute_topology"]
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,10 @@ class Record:
     max_message: dict[str, int]
     wire: tuple[int, int] = (1, 1)  # lowest and highest version spoken
     process: tuple[int, int] = (0, 0)  # different for every process, also where several have one pid
-    calls: int = 0  # which optional calls the vendor's library has: bits ALL_TO_ALL, TRANSFER
+    calls: int = 0  # what the vendor's library can do: bits ALL_TO_ALL, TRANSFER, SPLIT, KEEPS_NAN
     place: str = ""  # where the device sits, equal only for ranks that share it; "" if unknown
+    topology: str = ""  # digest of the topology file that this rank was given
+    tuning: str = ""  # digest of the rank's own tuning file
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -74,6 +79,13 @@ class Island:
     move_mask: int
     calls: int = 0
     direct: bool = False  # border messages go from and into the device's own memory
+    border: tuple[int, ...] = ()  # ranks that talk to other islands, ascending; (): all
+    speeds: tuple[float, ...] = ()  # bytes a second of each of them, each way; (): unknown, taken as equal
+    latency: float = 0.0  # seconds of one message over a rail; 0: unknown
+    rails: tuple[float, ...] = ()  # of each network card of a host, bytes a second; 0: unknown
+    inner_rate: float = 0.0  # bytes a second and rank that the vendor's library moves inside; 0: unknown
+    inner_latency: float = 0.0  # seconds of one call of it; 0: unknown
+    border_why: str = ""  # who chose the border ranks, for people
 
     @property
     def staged(self) -> bool:
@@ -83,6 +95,16 @@ class Island:
     @property
     def size(self) -> int:
         return len(self.ranks)
+
+    @cached_property
+    def borders(self) -> tuple[int, ...]:
+        """Ranks that talk to other islands."""
+        return self.border or self.ranks
+
+    @property
+    def border_rate(self) -> float:
+        """Bytes a second that all border ranks send together; 0: unknown."""
+        return sum(self.speeds)
 
     @property
     def name(self) -> str:
@@ -109,6 +131,27 @@ class Island:
         """Whether the vendor's library has send and receive."""
         return bool(self.calls & 2)
 
+    @property
+    def splits(self) -> bool:
+        """Whether the vendor's library can make further communicators, of a part of the island."""
+        return bool(self.calls & 4)
+
+    @property
+    def keeps_nan(self) -> bool:
+        """Whether the vendor's min and max are known to propagate NaN."""
+        return bool(self.calls & 8)
+
+
+@dataclass(frozen=True)
+class IslandLink:
+    """What is known of the way between two islands, a < b. Where nothing is said, it is direct."""
+
+    a: int
+    b: int
+    direct: bool = True  # False: no rank of a reaches a rank of b; data is relayed by a third island
+    rate: float = 0.0  # bytes a second each way, all border ranks together; 0: what their rails give
+    latency: float = 0.0  # seconds; 0: unknown
+
 
 @dataclass(frozen=True)
 class Topology:
@@ -120,6 +163,8 @@ class Topology:
     hosts: tuple[str, ...] = ()
     host_ids: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
+    links: tuple[IslandLink, ...] = ()  # pairs of islands of which something is known
+    source: str = ""  # digest of the topology file, "" without one
     _place: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
 
     def place(self, rank: int) -> tuple[int, int]:
@@ -133,56 +178,66 @@ class Topology:
     def island_of(self, rank: int) -> Island:
         return self.islands[self.place(rank)[0]]
 
+    @cached_property
+    def border(self) -> Border:
+        """Who carries what between islands."""
+        return Border(self)
+
     def border_pairs(self) -> list[tuple[int, int]]:
         """Pairs of ranks that exchange border messages, lower rank first: all pairs in different islands that some
-        plan uses.
-
-        Shards of islands of n and m ranks meet in n + m - gcd(n, m) pairs; blocks enter an island at their rank's
-        number modulo the island's size; heads meet heads.
-        """
-        return sorted(
-            (min(p, q), max(p, q))
-            for a in self.islands
-            for b in self.islands[a.index + 1 :]
-            for p in a.ranks
-            for q in b.ranks
-            if self.linked(p, q)
-        )
+        plan uses."""
+        return sorted(self.border.pairs())
 
     def linked(self, p: int, q: int) -> bool:
         """Whether two ranks of different islands exchange border messages."""
-        (one, i), (other, j) = self.place(p), self.place(q)
-        n, m = self.islands[one].size, self.islands[other].size
-        shards = i * m < (j + 1) * n and j * n < (i + 1) * m  # [i/n, (i+1)/n) and [j/m, (j+1)/m) overlap
-        # a broadcast's root sends to the next island's head, whoever is root
-        return shards or i % m == j or j % n == i or i == 0 or j == 0
+        return self.border.linked(p, q)
+
+    def direct(self, a: int, b: int) -> bool:
+        """Whether ranks of two islands reach each other without a third island."""
+        return not self._links or self.link(a, b).direct
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for equal topologies: islands, borders, links, hosts, devices and the file they came from."""
+        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def link(self, a: int, b: int) -> IslandLink:
+        """The way between two islands."""
+        return self._links.get((min(a, b), max(a, b))) or IslandLink(min(a, b), max(a, b))
+
+    @cached_property
+    def _links(self) -> dict[tuple[int, int], IslandLink]:
+        return {(link.a, link.b): link for link in self.links}
 
     def to_json(self) -> dict[str, Any]:
-        islands = [{**i.__dict__, "ranks": list(i.ranks), "reduce_mask": list(i.reduce_mask)} for i in self.islands]
-        for i in islands:
-            i.pop("contiguous", None)
         return {
-            "size": self.size,
-            "islands": islands,
-            "chunk_bytes": self.chunk_bytes,
-            "hosts": list(self.hosts),
-            "host_ids": list(self.host_ids),
-            "devices": list(self.devices),
+            **{f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "_place"},
+            "islands": [_as_json(i) for i in self.islands],
+            "links": [_as_json(link) for link in self.links],
         }
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Topology:
-        islands = tuple(
-            Island(**{**i, "ranks": tuple(i["ranks"]), "reduce_mask": tuple(i["reduce_mask"])}) for i in data["islands"]
-        )
         return Topology(
-            data["size"],
-            islands,
-            data["chunk_bytes"],
-            tuple(data["hosts"]),
-            tuple(data["host_ids"]),
-            tuple(data["devices"]),
+            **{
+                **{name: _tuple(value) for name, value in data.items()},
+                "islands": tuple(Island(**{k: _tuple(v) for k, v in i.items()}) for i in data["islands"]),
+                "links": tuple(IslandLink(**link) for link in data["links"]),
+            }
         )
+
+
+def _as_json(one: Island | IslandLink) -> dict[str, Any]:
+    return {f.name: _plain(getattr(one, f.name)) for f in fields(one)}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def compute_topology(records: Sequence[Record], chunk_bytes: int) -> Topology:

@@ -66,7 +66,10 @@ void hx_work_waiting(hx_work *w, int32_t *ranks, int32_t *n, int32_t max, const 
         return;
     }
     s = hx_lane_next(w, HX_LANE_ISLAND, &segment, &index);
-    if (s && s->kind < HX_COPY) {
+    int calls = s && s->kind < HX_COPY;
+    for (int i = 0; !s && w->comm->streaming && i < w->plan->n_steps; i++)
+        calls |= w->plan->steps[i].kind < HX_COPY;     /* all is enqueued: on a stream, only calls wait for others */
+    if (calls) {
         *phase = "island";
         for (int i = 0; i < w->comm->n_island_local && *n < max; i++)
             if (w->comm->island_ranks[i] != w->comm->rank)

@@ -8,9 +8,12 @@ This module runs inside `import torch`: it imports nothing heavy, and a broken c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["HetcclOptions", "communicator", "register"]
+if TYPE_CHECKING:
+    from hetccl.torch._hooks import WeightedAverage, weighted_average_hook
+
+__all__ = ["HetcclOptions", "WeightedAverage", "communicator", "register", "weighted_average_hook"]
 
 
 @dataclass(frozen=True)
@@ -18,11 +21,13 @@ class HetcclOptions:
     """What a process group may be given as `pg_options`. A dict with the same keys is taken too.
 
     ranks: vendor of every rank of the job, e.g. "oneccl:2,host:2" (default: `HETCCL_RANKS`)
+    topology: path of a topology file (default: `HETCCL_TOPOLOGY`)
     transports: transports by name, best first, e.g. "shm,tcp" (default: `HETCCL_TRANSPORTS`)
     timeout: seconds for every operation (default: the timeout of the process group)
     """
 
     ranks: str | None = None
+    topology: str | None = None
     transports: str | None = None
     timeout: float | None = None
 
@@ -51,6 +56,15 @@ def communicator(group: Any = None) -> Any:
     from hetccl.torch._group import communicator_of
 
     return communicator_of(group)
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch.distributed whole is imported when it is asked for."""
+    if name in ("WeightedAverage", "weighted_average_hook"):
+        from hetccl.torch import _hooks
+
+        return getattr(_hooks, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _create(group_options: Any, pg_options: Any) -> Any:

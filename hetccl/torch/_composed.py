@@ -251,7 +251,6 @@ class ComposedOps:
     # older names of the same calls
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-    alltoall_base = all_to_all_single
 
 
 class _as_torch_errors:

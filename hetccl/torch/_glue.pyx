@@ -14,6 +14,8 @@ from hetccl.torch import _streams, _tensors
 from hetccl.torch._compat import HAS_PYTHON_BACKEND
 from hetccl.torch._composed import ComposedOps
 from hetccl.torch._errors import for_torch
+from hetccl.torch._monitored import monitored_barrier
+from hetccl.torch._sparse import SparseOps
 from hetccl.torch._work import HetWork, join
 from hetccl.types import DType, Op, RedOp
 
@@ -22,19 +24,24 @@ __all__ = ["GROUP_CLASS", "HetcclBackend", "HetcclProcessGroup"]
 cdef object DTYPES = _tensors.DTYPES
 cdef object REDOPS = _tensors.REDOPS
 cdef object STRIDED = torch.strided
-cdef int ALL_REDUCE = Op.ALL_REDUCE, BROADCAST = Op.BROADCAST, ALL_GATHER = Op.ALL_GATHER
+cdef int ALL_REDUCE = Op.ALL_REDUCE, BARRIER = Op.BARRIER, BROADCAST = Op.BROADCAST, ALL_GATHER = Op.ALL_GATHER
 cdef int REDUCE_SCATTER = Op.REDUCE_SCATTER, SEND = Op.SEND, RECV = Op.RECV
+cdef int ALL_TO_ALL = Op.ALL_TO_ALL
+cdef enum:
+    ODD, HOSTS, OURS  # where a tensor is: it needs thought, in host memory, in our device's
 cdef int SUM = RedOp.SUM, INT32 = DType.INT32, UINT8 = DType.UINT8
 
 # Groups and back ends in use. torch does not always keep the Python half of one alive.
 _live = []
 
 
-class HetcclOps(ComposedOps):
+class HetcclOps(ComposedOps, SparseOps):
     """The operations. `self._comm` is the communicator, `self._rank` and `self._size` the place in it."""
 
-    def _setup(self, comm, store, int rank, int size, name):
+    def _setup(self, comm, store, int rank, int size, name, timeout):
         self._name = name
+        self._timeout = timeout
+        self._monitored = 0
         self._comm = comm
         self._run = comm.run
         self._post = comm.post
@@ -44,6 +51,7 @@ class HetcclOps(ComposedOps):
         self._coalescing = None
         # The device whose tensors go to the core by address, with the stream that the caller is on.
         self._device = _streams.device_of(comm)
+        self._index = -1 if self._device is None else self._device.index
         self._current_stream = _streams.current_stream_of(self._device)
         _live.append(self)
 
@@ -55,16 +63,18 @@ class HetcclOps(ComposedOps):
         tensor = tensors[0]
         code = REDOPS.get(hash(opts.reduceOp))
         dtype = DTYPES.get(tensor.dtype)
-        if (code is None or dtype is None or len(tensors) != 1 or not (tensor.is_cpu or tensor.device == self._device)
-                or tensor.layout is not STRIDED or not tensor.is_contiguous()):
+        cdef int place = plain(tensor, self._index)
+        if code is None or dtype is None or len(tensors) != 1 or place == ODD:
             return self._allreduce_slow(tensors, opts)
         pointer = tensor.data_ptr()
-        return self._start(ALL_REDUCE, pointer, pointer, tensor.numel(), dtype, code, 0, opts, tensors, tensors)
+        return self._start(ALL_REDUCE, pointer, pointer, tensor.numel(), dtype, code, 0, opts, tensors, tensors, None, place == OURS)
 
     def _allreduce_slow(self, tensors, opts):
         """Everything that is not one contiguous CPU tensor of a known dtype with a plain operator."""
         try:
             tensor = _tensors.one(tensors, "all_reduce")
+            if tensor.layout is not STRIDED and (tensor.is_cpu or tensor.device == self._device):
+                return self._allreduce_sparse(tensors, opts)
             _tensors.check_tensor(tensor, self._device)
             dtype = _tensors.dtype_code(tensor)
             code, factor = _tensors.reduction(opts.reduceOp)
@@ -78,8 +88,13 @@ class HetcclOps(ComposedOps):
     def broadcast(self, tensors, opts=None):
         if opts is None:
             opts = c10d.BroadcastOptions()
+        tensor, root = tensors[0], opts.rootRank
+        dtype = DTYPES.get(tensor.dtype)
+        cdef int place = plain(tensor, self._index)
+        if dtype is not None and len(tensors) == 1 and place != ODD:
+            pointer = tensor.data_ptr()
+            return self._start(BROADCAST, pointer, pointer, tensor.numel(), dtype, SUM, root, opts, tensors, tensors, None, place == OURS)
         tensor = self._checked(tensors, "broadcast")
-        root = opts.rootRank
         flat = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
         finish = None if flat is tensor or root == self._rank else _tensors.copier([(tensor, flat)])
         pointer = flat.data_ptr()
@@ -89,6 +104,10 @@ class HetcclOps(ComposedOps):
     def all_gather_single(self, out, inp, opts=None):
         if opts is None:
             opts = c10d.AllgatherOptions()
+        cdef int place = self._side_by_side(out, inp)
+        if place != ODD:
+            return self._start(ALL_GATHER, inp.data_ptr(), out.data_ptr(), inp.numel(), DTYPES[out.dtype], SUM, 0, opts, [out],
+                               (out, inp), None, place == OURS)
         self._checked((out,), "all_gather_into_tensor")
         self._checked((inp,), "all_gather_into_tensor")
         self._sizes("all_gather_into_tensor", out, inp, inp.numel() * self._size)
@@ -102,17 +121,42 @@ class HetcclOps(ComposedOps):
     def reduce_scatter_single(self, out, inp, opts=None):
         if opts is None:
             opts = c10d.ReduceScatterOptions()
+        code = REDOPS.get(hash(opts.reduceOp))
+        cdef int place = self._side_by_side(inp, out)
+        if place != ODD and code is not None:
+            return self._start(REDUCE_SCATTER, inp.data_ptr(), out.data_ptr(), out.numel(), DTYPES[out.dtype], code, 0, opts, [out],
+                               (out, inp), None, place == OURS)
         self._checked((out,), "reduce_scatter_tensor")
         self._checked((inp,), "reduce_scatter_tensor")
         self._sizes("reduce_scatter_tensor", inp, out, out.numel() * self._size)
         return self._reduce_scatter_flat(out, inp.detach().contiguous(), opts)
+
+    def all_to_all_single(self, out, inp, out_splits, in_splits, opts=None):
+        if opts is None:
+            opts = c10d.AllToAllOptions()
+        cdef int place = plain(out, self._index)
+        dtype = DTYPES.get(out.dtype)
+        if (out_splits or in_splits or dtype is None or place == ODD or plain(inp, self._index) != place
+                or inp.dtype is not out.dtype or inp.shape != out.shape or not inp.dim() or inp.shape[0] % self._size):
+            return ComposedOps.all_to_all_single(self, out, inp, out_splits, in_splits, opts)
+        source, target, nbytes = inp.data_ptr(), out.data_ptr(), inp.nbytes
+        if nbytes and source < target + nbytes and target < source + nbytes:
+            return ComposedOps.all_to_all_single(self, out, inp, out_splits, in_splits, opts)
+        return self._start(ALL_TO_ALL, source, target, inp.numel() // self._size, dtype, SUM, 0, opts, [out], (out, inp), None,
+                           place == OURS)
 
     def barrier(self, opts=None):
         if opts is None:
             opts = c10d.BarrierOptions()
         token = torch.zeros(1, dtype=torch.int32)  # operations run in order, so the barrier comes after what was posted
         pointer = token.data_ptr()
-        return self._start(ALL_REDUCE, pointer, pointer, 1, INT32, SUM, 0, opts, [], token)
+        return self._start(BARRIER, pointer, pointer, 1, INT32, SUM, 0, opts, [], token)
+
+    def _monitored_barrier(self, timeout, wait_all_ranks):
+        """`timeout`: a timedelta, negative for the group's own."""
+        self._monitored += 1
+        seconds = (timeout if timeout.days >= 0 else self._timeout).total_seconds()
+        monitored_barrier(self._store, self._rank, self._size, self._monitored, seconds, wait_all_ranks)
 
     # -- point to point. A send never blocks the caller, so that torch may post them in any order.
 
@@ -146,6 +190,7 @@ class HetcclOps(ComposedOps):
     # -- life of the group
 
     def set_timeout(self, timeout):
+        self._timeout = timeout
         self._comm.set_timeout(timeout.total_seconds())
 
     def shutdown(self):
@@ -170,18 +215,19 @@ class HetcclOps(ComposedOps):
 
     # -- how an operation is started
 
-    def _start(self, int op, in_ptr, out_ptr, count, int dtype, int redop, int root, opts, outputs, keep, finish=None):
-        """Runs the operation here if the caller wants to block, else posts it. Returns its work."""
+    def _start(self, int op, in_ptr, out_ptr, count, int dtype, int redop, int root, opts, outputs, keep, finish=None,
+               bint ours=False):
+        """Runs the operation here if the caller wants to block, else posts it. `ours`: in memory of our device. Returns its work."""
         timeout = _seconds(opts.timeout)
         try:
             if opts.asyncOp or self._coalescing is not None:
                 stream = self._current_stream()
-                work = self._work((self._post(op, in_ptr, out_ptr, count, dtype, redop, root, 0, timeout, keep, None, 1.0, stream),),
-                                  outputs, finish)
+                work = self._work((self._post(op, in_ptr, out_ptr, count, dtype, redop, root, 0, timeout, keep, None, 1.0, stream,
+                                             ours),), outputs, finish)
                 if self._coalescing is not None:
                     self._coalescing.append(work)
                 return work
-            self._run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, 1.0, self._current_stream())
+            self._run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, 1.0, self._current_stream(), ours)
         except Exception as error:
             raise for_torch(error)
         if finish is not None:
@@ -230,6 +276,17 @@ class HetcclOps(ComposedOps):
 
     # -- checks
 
+    def _side_by_side(self, whole, part):
+        """Where both are, if they need no copy: plain, of one known dtype, `whole` a block a rank, apart or in place."""
+        cdef int place = plain(whole, self._index)
+        cdef size_t a, b, n, more
+        if (place == ODD or plain(part, self._index) != place or part.dtype is not whole.dtype or whole.dtype not in DTYPES
+                or whole.numel() != part.numel() * self._size):
+            return ODD
+        a, b, n = whole.data_ptr(), part.data_ptr(), part.nbytes
+        more = n * <size_t>self._size
+        return place if n == 0 or b == a + n * <size_t>self._rank or b + n <= a or a + more <= b else ODD
+
     def _checked(self, tensors, call):
         try:
             tensor = _tensors.one(tensors, call)
@@ -264,11 +321,18 @@ class HetcclOps(ComposedOps):
         return (tensor.nbytes, UINT8) if code is None else (tensor.numel(), code)
 
     # older and newer names of the same calls
+    alltoall_base = all_to_all_single
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     recvAnysource = recv_anysource
     _start_coalescing = start_coalescing
     _end_coalescing = end_coalescing
+
+
+cdef int plain(tensor, int index) except? -1:
+    """Whether a tensor is dense and contiguous, on the CPU or on our device, number `index`."""
+    cdef int place = HOSTS if tensor.is_cpu else OURS if index >= 0 and tensor.is_cuda and tensor.get_device() == index else ODD
+    return place if place != ODD and tensor.layout is STRIDED and tensor.is_contiguous() else ODD
 
 
 cdef double _seconds(timeout) except? -1.0:
@@ -282,7 +346,7 @@ class HetcclProcessGroup(HetcclOps, c10d.ProcessGroup):
     def __init__(self, comm, store, rank, size, name, timeout):
         c10d.ProcessGroup.__init__(self, rank, size)  # the form with a store cannot be subclassed in 2.13
         self._description = "undefined"
-        self._setup(comm, store, rank, size, name)
+        self._setup(comm, store, rank, size, name, timeout)
 
     def getRank(self):
         return self._rank
@@ -306,6 +370,9 @@ class HetcclProcessGroup(HetcclOps, c10d.ProcessGroup):
     def get_group_store(self):
         return self._store
 
+    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+        self._monitored_barrier(self._timeout if timeout is None else timeout, wait_all_ranks)
+
 
 if HAS_PYTHON_BACKEND:
 
@@ -315,7 +382,7 @@ if HAS_PYTHON_BACKEND:
         def __init__(self, comm, store, rank, size, name, timeout):
             c10d.Backend.__init__(self, rank, size)
             self._options = c10d.Backend.Options("hetccl", timeout)
-            self._setup(comm, store, rank, size, name)
+            self._setup(comm, store, rank, size, name, timeout)
 
         @property
         def options(self):
@@ -349,7 +416,7 @@ if HAS_PYTHON_BACKEND:
             return False
 
         def monitored_barrier(self, opts=None, wait_all_ranks=False):
-            return self.barrier(opts)
+            self._monitored_barrier((opts or c10d.BarrierOptions()).timeout, wait_all_ranks)
 
     GROUP_CLASS = HetcclBackend
 else:

@@ -11,7 +11,9 @@ from typing import Any
 from torch._C import _distributed_c10d as c10d
 
 from hetccl.core.communicator import Communicator
+from hetccl.core.config import Config
 from hetccl.core.ranks import check_size, format_ranks, parse_ranks
+from hetccl.core.topology_file import TopologyFile, load_topology
 from hetccl.errors import ConfigError, UsageError
 from hetccl.torch import HetcclOptions
 from hetccl.torch._compat import warn_if_untried
@@ -50,6 +52,7 @@ def make_group(group: Any, pg_options: Any) -> Any:
             transports=options.transports,
             timeout=timeout,
             device_type=device_type(),
+            topology=_member_topology(options.topology or Config.from_env().topology, members),
         )
     except Exception as error:
         raise for_torch(error) from error.__cause__
@@ -91,6 +94,14 @@ def _member_ranks(spec: str, members: list[int]) -> str | None:
     if world is not None:
         check_size(whole, world)
     return format_ranks([whole[rank] for rank in members]) if members else spec
+
+
+def _member_topology(path: str, members: list[int]) -> TopologyFile | None:
+    """The part of the topology file that belongs to a group."""
+    if not path:
+        return None
+    whole = load_topology(path)
+    return whole.part(members) if members and len(members) != whole.size else whole
 
 
 def _world_size() -> int | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 SOURCES = Path(__file__).resolve().parent
 # file -> source and flags
@@ -22,11 +24,11 @@ AMD = {
 }
 
 
-def build(folder: Path, libraries: dict[str, tuple[str, ...]] | None = None) -> None:
-    """Raises `CalledProcessError` with the compiler's words on stderr."""
+def build(folder: Path, libraries: dict[str, tuple[str, ...]] | None = None, *more: str) -> None:
+    """`more`: further flags, e.g. -DOLD. Raises `CalledProcessError` with the compiler's words on stderr."""
     for name, (source, *flags) in (libraries or {**NVIDIA, **AMD}).items():
         command = ["gcc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden"]
-        command += [*flags, f"-Wl,-soname,{name}", "-o", str(folder / name), str(SOURCES / source)]
+        command += [*flags, *more, f"-Wl,-soname,{name}", "-o", str(folder / name), str(SOURCES / source)]
         subprocess.run([*command, "-lpthread", "-ldl", "-lrt"], check=True, timeout=60)
     topology(folder / "topology")
 
@@ -49,3 +51,20 @@ def environment(folder: Path) -> dict[str, str]:
         "STANDIN_CACHE": str(folder),
         "HETCCL_RCCL_TOPOLOGY": str(folder / "topology"),
     }
+
+
+def by_path(shape: Any, folder: Path) -> Any:
+    """A copy of a runtime's or a library's shape whose files are named by their paths in `folder`.
+
+    By its bare name the loader would hand out the real library wherever this process has opened that before.
+    """
+    changes: dict[str, Any] = {"libraries": _paths(shape.libraries, folder)}
+    for part in ("loader", "compiler"):
+        inner = getattr(shape, part, None)
+        if inner is not None:
+            changes[part] = replace(inner, libraries=_paths(inner.libraries, folder))
+    return replace(shape, **changes)
+
+
+def _paths(names: tuple[str, ...], folder: Path) -> tuple[str, ...]:
+    return tuple(str(folder / name) for name in names if (folder / name).exists())

@@ -2,15 +2,9 @@
  * Stand-in for the three calls of libcuda that load and launch kernels: they are the runtime stand-in's.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
+#include "beside.h"
 #include <stddef.h>
 #define API __attribute__((visibility("default")))
-
-static void *runtime(const char *name)
-{
-    void *library = dlopen("libcudart.so.13", RTLD_NOW | RTLD_NOLOAD);
-    return library ? dlsym(library, name) : NULL;
-}
 
 API int cuModuleLoadData(void **module, const void *image)
 {

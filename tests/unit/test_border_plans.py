@@ -13,7 +13,7 @@ from hetccl.core.algorithms.common import Shared
 from hetccl.core.explain import border_bound
 from hetccl.core.plan import FlowKind, Plan, Slice, StepKind, slice_range
 from hetccl.core.planner import ALGORITHMS, REDUCING, Planner
-from hetccl.core.topology import Island, Topology
+from hetccl.core.topology import Island, IslandLink, Topology
 from hetccl.types import DType, Op, RedOp
 
 F32 = DType.FLOAT32
@@ -21,35 +21,51 @@ VENDOR_CALLS = (StepKind.ALL_REDUCE, StepKind.TRANSFER)  # first and last
 UNEVEN = (Op.ALL_GATHER, Op.GATHER, Op.SCATTER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL)
 
 
-def topology(draw: random.Random) -> Topology:
-    """Up to four islands of up to five ranks, dealt in any order; host or device memory; libraries of any ability."""
-    owners = [c for c in range(draw.randint(1, 4)) for _ in range(draw.randint(1, 5))]
+def topology(draw: random.Random, most: int = 4, plain: bool = False) -> Topology:
+    """Up to `most` islands of up to five ranks, dealt in any order; host or device memory; libraries of any ability.
+    Unless `plain`, also few border ranks, unequal speeds and islands that do not reach each other."""
+    owners = [c for c in range(draw.randint(1, most)) for _ in range(draw.randint(1, 5))]
     draw.shuffle(owners)
     groups: dict[int, list[int]] = defaultdict(list)
     for rank, owner in enumerate(owners):
         groups[owner].append(rank)
-    islands = tuple(
-        Island(
-            index,
-            tuple(ranks),
-            "x",
-            "",
-            draw.random() < 0.5,
-            draw.random() < 0.5,
-            4 << 20,
-            tuple(draw.choice((0, 0x1F)) for _ in DType),
-            draw.choice((0, (1 << 19) - 1)),
-            draw.randint(0, 3),
+    islands = []
+    for index, ranks in enumerate(sorted(groups.values(), key=lambda g: g[0])):
+        border = sorted(draw.sample(ranks, draw.randint(1, len(ranks)))) if draw.random() < 0.5 and not plain else ranks
+        speeds = tuple(draw.choice((10e9, 25e9, 50e9)) for _ in border) if draw.random() < 0.5 and not plain else ()
+        islands.append(
+            Island(
+                index,
+                tuple(ranks),
+                "x",
+                "",
+                draw.random() < 0.5,
+                draw.random() < 0.5,
+                4 << 20,
+                tuple(draw.choice((0, 0x1F)) for _ in DType),
+                draw.choice((0, (1 << 19) - 1)),
+                draw.randint(0, 3),
+                border=tuple(border) if border != ranks else (),
+                speeds=speeds,
+            )
         )
-        for index, ranks in enumerate(sorted(groups.values(), key=lambda g: g[0]))
-    )
-    return Topology(len(owners), islands, 1 << 20)
+    links = () if plain else missing_links(draw, len(islands))
+    return Topology(len(owners), tuple(islands), 1 << 20, links=links)
+
+
+def missing_links(draw: random.Random, n: int) -> tuple[IslandLink, ...]:
+    """Pairs without a direct way, so that a random tree stays."""
+    if draw.random() < 0.4:
+        return ()
+    tree = {(draw.randrange(c), c) for c in range(1, n)}
+    pairs = itertools.combinations(range(n), 2)
+    return tuple(IslandLink(a, b, False) for a, b in pairs if (a, b) not in tree and draw.random() < 0.6)
 
 
 def plans(topo: Topology, op: Op, redop: RedOp, root: int, counts: tuple[int, ...] = ()) -> list[Plan]:
     algorithm = next(iter(ALGORITHMS[op].values()))
     if op == Op.ALL_REDUCE:
-        algorithm = Planner(topo, 0, {})._algorithm(Shared(op, F32, redop), False)
+        algorithm = Planner(topo, 0, {})._algorithm(Shared(op, F32, redop), "owners")
     return [algorithm(topo, Shared(op, F32, redop, root, counts=counts), r, None) for r in range(topo.size)]
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from hetccl.core import planner
-from hetccl.core.algorithms.common import Shared
+from hetccl.core.algorithms.common import Places, Shared
 from hetccl.core.plan import Buffer, Channel, FlowKind, Plan, StepKind, measure
 from hetccl.core.planner import ALGORITHMS, Planner
 from hetccl.core.topology import Topology
@@ -26,7 +26,7 @@ from hetccl.errors import InternalError
 from hetccl.types import DType, Op, RedOp
 
 sys.path.insert(0, os.path.dirname(__file__))
-from verify_cases import classes, plans, topology
+from verify_cases import classes, places_of, plans, topology
 from verify_oracle import judge
 
 SUM = Shared(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM)
@@ -41,8 +41,9 @@ def test_every_operation_has_a_specification() -> None:
 @pytest.mark.parametrize("slots", [1, 2, 8])
 def test_present_algorithms_are_accepted(slots: int) -> None:
     for top in (TWO_TWO, DEVICES, topology([[0, 3], [1], [2]]), topology([[0, 1, 2], [3, 4]], poor=[0])):
-        for shared, algorithm in classes(top, (RedOp.SUM, RedOp.AVG)):
-            proofs = verify_class(top, shared, plans(top, shared, algorithm), slots=slots)
+        for shared, algorithm in classes(top, (RedOp.SUM, RedOp.AVG, RedOp.PREMUL_SUM)):
+            found = plans(top, shared, algorithm)
+            proofs = verify_class(top, shared, found, slots=slots, places=places_of(top, shared))
             assert all(p.border_elements for p in proofs if p.count)
 
 
@@ -95,7 +96,7 @@ def first_flow(plan: Plan, kind: FlowKind) -> int:
 
 def refuse(top: Topology, shared: Shared, broken: list[Plan], *parts: str) -> PlanFault:
     with pytest.raises(PlanFault) as caught:
-        verify_class(top, shared, broken)
+        verify_class(top, shared, broken, places=places_of(top, shared))
     for part in parts:
         assert part in str(caught.value), str(caught.value)
     return caught.value
@@ -247,11 +248,11 @@ def test_ranks_without_a_link() -> None:
     refuse(top, SUM, edit(found, 1, None, at, peers=(5,)), "ranks 1 and 5 have no link")
 
 
-def test_two_flows_of_different_kinds_on_one_channel() -> None:
+def test_two_flows_of_different_kinds_on_one_channel_take_turns() -> None:
     found = plans(TWO_TWO, SUM, "owners")
     at = first_flow(found[0], FlowKind.SEND)
     broken = edit(found, 0, None, at, channel=Channel.RESULT)
-    refuse(TWO_TWO, SUM, broken, "left to chance")
+    refuse(TWO_TWO, SUM, broken, "")
 
 
 @pytest.mark.parametrize(
@@ -303,9 +304,9 @@ def test_clocks_join_like_vectors() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_the_reference_interpreter_agrees(seed: int) -> None:
     for top in (TWO_TWO, topology([[0, 2], [1]], device=[0]), topology([[0], [1, 2], [3]], device=[1], poor=[1])):
-        for shared, algorithm in classes(top, (RedOp.SUM, RedOp.AVG, RedOp.MAX)):
+        for shared, algorithm in classes(top, (RedOp.SUM, RedOp.AVG, RedOp.PREMUL_SUM, RedOp.MAX)):
             found = shrink(plans(top, shared, algorithm))
-            for count in (1, representative_counts(found[0])[-1]):
+            for count in (1,) if shared.counts else (1, representative_counts(found[0])[-1]):
                 ran = judge(top, shared, found, count, seed, in_place=seed % 2 == 1, chunk=max(1, count // 9))
                 expected: dict[tuple[int, int], int] = {}
                 for p in found:
@@ -327,31 +328,34 @@ def test_the_reference_interpreter_finds_a_lock() -> None:
 def test_a_wrong_plan_raises_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     right = ALGORITHMS[Op.ALL_REDUCE]["owners"]
 
-    def wrong(top: Topology, shared: Shared, rank: int) -> Plan:
+    def wrong(top: Topology, shared: Shared, rank: int, places: Places | None = None) -> Plan:
         found = [right(top, shared, r) for r in range(top.size)]
         return edit(found, 1, first(found[1], StepKind.FLOWS), wait=-1)[rank]
 
     monkeypatch.setitem(planner.ALGORITHMS[Op.ALL_REDUCE], "owners", wrong)
+    forced = {"all_reduce": "owners"}
     for rank in range(4):  # all ranks say the same
         with pytest.raises(InternalError, match=r"so nothing was sent.*race.*please report"):
-            Planner(TWO_TWO, rank, {}).plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, False)
-    assert Planner(TWO_TWO, 1, {}, verify="off").plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, False).rank == 1
+            Planner(TWO_TWO, rank, forced).plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0)
+    assert Planner(TWO_TWO, 1, forced, verify="off").plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0).rank == 1
 
 
 def test_a_class_is_proved_once() -> None:
     p = Planner(TWO_TWO, 0, {})
     ask: Callable[..., Plan] = p.plan
-    ask(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, False)
+    ask(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0)
     assert p.gate.proofs == 1
-    ask(Op.ALL_REDUCE, DType.INT32, RedOp.MAX, 0, False)  # the same plan
+    ask(Op.ALL_REDUCE, DType.INT32, RedOp.MAX, 0, 0)  # the same plan
     assert p.gate.proofs == 1
-    ask(Op.ALL_REDUCE, DType.FLOAT32, RedOp.AVG, 0, False)
-    ask(Op.ALL_REDUCE, DType.FLOAT16, RedOp.AVG, 0, False)
-    ask(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, True)
+    ask(Op.ALL_REDUCE, DType.FLOAT32, RedOp.AVG, 0, 0)
+    ask(Op.ALL_REDUCE, DType.FLOAT16, RedOp.AVG, 0, 0)
+    largest = len(p.limits(Op.ALL_REDUCE))
+    assert largest, "small and large messages take different algorithms"
+    ask(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, largest)
     assert p.gate.proofs == 4
     always = Planner(TWO_TWO, 0, {}, verify="always")
     for _ in range(2):
-        always.plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, False)
+        always.plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0)
     assert always.gate.proofs == 2
 
 

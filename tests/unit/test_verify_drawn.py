@@ -20,7 +20,7 @@ from hetccl.core.verify.spec import spec_of
 from hetccl.types import DType, Op, RedOp
 
 sys.path.insert(0, os.path.dirname(__file__))
-from verify_cases import REDUCING, algorithms, plans, topology
+from verify_cases import REDUCING, ROOTED, UNEVEN, algorithms, places_of, plans, topology
 from verify_oracle import judge
 
 QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
@@ -39,7 +39,7 @@ def topologies(draw: st.DrawFn, most: int = 8, ranks: int = 24) -> Topology:
         islands.append(order[at : at + size])
         at += size
     some = st.sets(st.integers(0, len(sizes) - 1))
-    return topology(islands, device=sorted(draw(some)), poor=sorted(draw(some)))
+    return topology(islands, *(sorted(draw(some)) for _ in range(2)), 1 << 20, *(sorted(draw(some)) for _ in range(2)))
 
 
 @st.composite
@@ -47,12 +47,17 @@ def cases(draw: st.DrawFn, most: int = 8, ranks: int = 24) -> tuple[Topology, Sh
     """(topology, class, algorithm, count)"""
     top = draw(topologies(most, ranks))
     op = draw(st.sampled_from(sorted(ALGORITHMS)))
-    operators = (RedOp.SUM, RedOp.AVG, RedOp.MAX, RedOp.PROD) if op in REDUCING else (RedOp.SUM,)
+    operators = (RedOp.SUM, RedOp.AVG, RedOp.MAX, RedOp.PROD, RedOp.PREMUL_SUM) if op in REDUCING else (RedOp.SUM,)
     redop = draw(st.sampled_from(operators))
     dtype = draw(st.sampled_from((DType.FLOAT32, DType.FLOAT16, DType.INT32)))
-    root = draw(st.integers(0, top.size - 1)) if op == Op.BROADCAST else 0
+    root = draw(st.integers(0, top.size - 1)) if op in ROOTED else 0
     algorithm = draw(st.sampled_from(algorithms(op, len(top.islands))))
-    return top, Shared(op, dtype, redop, root), algorithm, draw(st.integers(0, 20000))
+    counts: tuple[int, ...] = ()
+    if op in UNEVEN and draw(st.booleans()):
+        n = top.size**2 if op == Op.ALL_TO_ALL else top.size
+        some = draw(st.lists(st.integers(0, 40), min_size=1, max_size=min(n, 24)))
+        counts = (max(max(some), 1), *(some * n)[: n - 1])
+    return top, Shared(op, dtype, redop, root, counts=counts), algorithm, draw(st.integers(0, 20000))
 
 
 @pytest.mark.timeout(900)
@@ -63,8 +68,9 @@ def test_all_plans_are_accepted(full: bool) -> None:
     def accepted(case: tuple[Topology, Shared, str, int], slots: int) -> None:
         top, shared, algorithm, count = case
         found = plans(top, shared, algorithm)
-        verify_class(top, shared, found, slots=slots, few=top.size > 12)
-        verify_plans(top, shared, shrink(found), count % (64 * found[0].units), slots=slots)
+        verify_class(top, shared, found, slots=slots, few=3 if top.size > 12 else 0, places=places_of(top, shared))
+        if not shared.counts:
+            verify_plans(top, shared, shrink(found), count % (64 * found[0].units), slots=slots)
 
     accepted()
 
@@ -77,7 +83,7 @@ def test_the_reference_interpreter_agrees(full: bool) -> None:
         top, shared, algorithm, count = case
         found = shrink(plans(top, shared, algorithm))
         in_place = in_place and spec_of(shared.op).in_place is not None
-        count %= 1500
+        count = 1 if shared.counts else count % 1500
         judge(top, shared, found, count, seed, in_place=in_place, chunk=max(1, count // 12), slots=1 + seed % 3)
 
     agrees()

@@ -23,7 +23,7 @@ from hetccl.core.verify.spec import spec_of
 from hetccl.types import RedOp
 
 sys.path.insert(0, os.path.dirname(__file__))
-from verify_cases import classes, plans, topology
+from verify_cases import classes, places_of, plans, topology
 from verify_mutants import mutate, normal_form
 from verify_oracle import judge
 
@@ -37,6 +37,7 @@ TOPOLOGIES = {
     "2+1 devices": topology([[0, 1], [2]], device=[0, 1]),
     "2+2 poor": topology([[0, 1], [2, 3]], device=[0], poor=[0, 1]),
     "3 poor": topology([[0, 1, 2]], poor=[0]),
+    "3+2 lacking": topology([[0, 2, 3], [1, 4]], device=[1], lacking=[0, 1], plain=[1]),
 }
 SAMPLE, ALL = 320, 2400
 RUNS = 50
@@ -46,7 +47,7 @@ RUNS = 50
 def test_mutants_are_refused_or_equivalent(full: bool) -> None:
     draw = random.Random(20260)
     cases = [(name, shared, algorithm) for name, top in TOPOLOGIES.items() for shared, algorithm in
-             classes(top, (RedOp.SUM, RedOp.AVG))]  # fmt: skip
+             classes(top, (RedOp.SUM, RedOp.AVG, RedOp.PREMUL_SUM))]  # fmt: skip
     verdicts: Counter[str] = Counter()
     unexplained = []
     for number in range(ALL if full else SAMPLE):
@@ -55,7 +56,7 @@ def test_mutants_are_refused_or_equivalent(full: bool) -> None:
         original = shrink(plans(top, shared, algorithm))
         what, mutant = mutate(original, draw)
         try:
-            verify_class(top, shared, mutant)
+            verify_class(top, shared, mutant, places=places_of(top, shared))
         except PlanFault:
             verdicts["refused"] += 1
             continue
@@ -74,9 +75,10 @@ def test_mutants_are_refused_or_equivalent(full: bool) -> None:
 
 def explain(top: Topology, shared: Shared, original: Sequence[Plan], mutant: Sequence[Plan]) -> str:
     """Why a mutant that the verifier accepts is right."""
-    if all(normal_form(a) == normal_form(b) for a, b in zip(original, mutant, strict=True)):
+    places = [top.place(p.rank)[1] for p in original]
+    if all(normal_form(a, i) == normal_form(b, i) for a, b, i in zip(original, mutant, places, strict=True)):
         return "same normal form"
-    counts = [c for c in representative_counts(original[0]) if c]
+    counts = [1] if shared.counts else [c for c in representative_counts(original[0]) if c]
     border = {}
     for seed in range(RUNS):
         count = counts[-1 - seed % len(counts)]

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetccl.core.plan import NO_SLICE, Buffer, Channel, Flow, FlowKind, Lane, Plan, Slice, Step, StepKind
-from hetccl.core.verify.flows import flow_clash
+from hetccl.core.verify.flows import COMBINING, flow_clash
+from hetccl.core.verify.island import ROOTED, VENDOR
+from hetccl.core.verify.machine import on_host
 from hetccl.types import RedOp
-
-VENDOR = (StepKind.ALL_REDUCE, StepKind.REDUCE_SCATTER, StepKind.ALL_GATHER, StepKind.BROADCAST, StepKind.REDUCE)
-ROOTED = (StepKind.BROADCAST, StepKind.REDUCE)
 
 
 @dataclass
@@ -133,7 +132,8 @@ def _change_slice(loose: list[Loose], draw: random.Random, change: Callable[[Sli
     if not plain:
         return None
     one = draw.choice(plain)
-    name = draw.choice(("src", "dst", "len") if one.step.kind in VENDOR else ("src", "dst"))
+    names = ("src", "dst", "len") if one.step.kind in VENDOR else ("src", "dst")
+    name = draw.choice([name for name in names if getattr(one.step, name) != NO_SLICE])
     new = change(getattr(one.step, name))
     one.step = replace(one.step, **{name: new})
     return f"{name} of step {one.step.kind.name} to {new}"
@@ -155,6 +155,9 @@ def retarget(plan: Plan, loose: list[Loose], draw: random.Random, n: int) -> Any
         return f"flow {_show(flow)} to {peers}"
     if rooted and how < 0.75:
         one = draw.choice(rooted)
+        if one.step.kind == StepKind.TRANSFER and draw.random() < 0.5:
+            one.step = replace(one.step, to=draw.randrange(n))
+            return f"end of TRANSFER to {one.step.to}"
         one.step = replace(one.step, root=draw.randrange(n))
         return f"root of {one.step.kind.name} to {one.step.root}"
 
@@ -177,6 +180,7 @@ def operator(plan: Plan, loose: list[Loose], draw: random.Random, n: int) -> Any
         one.flows[i] = draw.choice(
             [
                 replace(flow, position=draw.randint(0, len(flow.peers))),
+                replace(flow, position=max(0, flow.position - 1)),
                 replace(flow, give_back=not flow.give_back),
                 replace(flow, finish=not flow.finish),
                 replace(flow, kind=draw.choice([k for k in FlowKind if k != flow.kind])),
@@ -190,7 +194,8 @@ def operator(plan: Plan, loose: list[Loose], draw: random.Random, n: int) -> Any
     before = one.step.kind
     if draw.random() < 0.3:
         n_src = max(0, one.step.n_src + draw.choice((-1, 1)))
-        one.step = replace(one.step, n_src=n_src, as_bytes=not one.step.as_bytes)
+        stride = one.step.stride + draw.choice((-1, 0, 1))
+        one.step = replace(one.step, n_src=n_src, stride=stride, as_bytes=not one.step.as_bytes)
     else:
         kinds = [k for k in StepKind if k not in (before, StepKind.FLOWS)]
         one.step = replace(one.step, kind=draw.choice(kinds))
@@ -218,9 +223,9 @@ MUTATIONS: dict[str, Callable[[Plan, list[Loose], random.Random, int], Any]] = {
 }
 
 
-def normal_form(plan: Plan) -> Any:
+def normal_form(plan: Plan, me: int) -> Any:
     """What the executor sees of a plan: its lanes, without fields that it does not read, without waits that change
-    nothing, flows that do not wait for each other in one order."""
+    nothing, flows that do not wait for each other in one order. `me` is the rank's number in its island."""
     place = {i: (lane, k) for lane in Lane for k, i in enumerate(plan.lane(lane))}
     lanes = []
     for lane in Lane:
@@ -230,9 +235,9 @@ def normal_form(plan: Plan) -> Any:
             wait: Any = place[s.wait] if s.wait >= 0 else None
             if wait and wait[0] == lane and wait[1] < place[i][1] and plan.steps[s.wait].shift >= s.shift:
                 wait = None  # done anyway, unless it waits for a stream
-                if s.kind in (StepKind.FLOWS, StepKind.COMBINE):
+                if on_host(plan, s):
                     wait = place[s.wait]
-            steps.append((s.shift, wait, *_step_form(plan, s)))
+            steps.append((s.shift, wait, *_step_form(plan, s, me)))
         lanes.append(tuple(steps))
     head = replace(plan, steps=(), flows=(), divisor=1.0, scale_divisor=1.0)
     scales = plan.scale_divisor if any(s.kind == StepKind.SCALE for s in plan.steps) else 1.0
@@ -240,23 +245,27 @@ def normal_form(plan: Plan) -> Any:
     return head, scales, finishes, tuple(lanes)
 
 
-def _step_form(plan: Plan, s: Step) -> Any:
+def _step_form(plan: Plan, s: Step, me: int) -> Any:
     if s.kind == StepKind.FLOWS:
         flows = plan.flows[s.first_flow : s.first_flow + s.n_flows]
         forms = [_flow_form(plan, f) for f in flows]
-        free = all(flow_clash(flows, a, b) is None for b in range(len(flows)) for a in range(b))
+        free = not any(flow_clash(flows, a, b) for b in range(len(flows)) for a in range(b))
         return s.kind, tuple(sorted(forms, key=repr) if free else forms)
     if s.kind in VENDOR:
         length = (s.len.b - s.len.a, s.len.bt - s.len.at)
-        root = s.root if s.kind in ROOTED else 0
-        return s.kind, _start(s.src), _start(s.dst), length, root
-    return s.kind, s.src, s.dst, s.n_src if s.kind == StepKind.COMBINE else 0
+        ends = (s.root, s.to) if s.kind == StepKind.TRANSFER else (s.root, 0) if s.kind in ROOTED else (0, 0)
+        src, dst = s.src, s.dst
+        if s.kind == StepKind.TRANSFER:  # only its two ends have memory in it
+            src, dst = (src if me == s.root else NO_SLICE), (dst if me == s.to else NO_SLICE)
+        return s.kind, _start(src), _start(dst), length, ends
+    more = (s.n_src, s.stride if s.n_src > 1 else 0) if s.kind == StepKind.COMBINE else ()
+    return s.kind, _start(s.src), s.dst, more  # as long as the target
 
 
 def _flow_form(plan: Plan, f: Flow) -> Any:
-    src = f.src if f.kind in (FlowKind.SEND, FlowKind.OWN, FlowKind.EXCHANGE) else None
+    combines = f.kind in COMBINING
+    src = f.src if f.kind == FlowKind.SEND or combines else None
     dst = f.dst if f.kind != FlowKind.SEND else None
-    combines = f.kind in (FlowKind.OWN, FlowKind.EXCHANGE)
     finish = combines and f.finish and plan.divisor != 1.0
     return (
         int(f.kind), int(f.channel), f.peers, src, dst, f.position if combines else 0,

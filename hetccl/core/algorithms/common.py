@@ -11,15 +11,16 @@ from hetccl.core.topology import Island, Topology
 from hetccl.types import DType, Op, RedOp
 
 __all__ = [
+    "ONE_SEGMENT",
     "OWN_FACTOR",
     "Algorithm",
     "Places",
     "ReducePlace",
     "Shared",
     "averages_by",
-    "block_segment",
     "combine_pieces",
     "combining_op",
+    "divided",
     "gather_pieces",
     "in_scratch",
     "island_broadcast",
@@ -27,6 +28,7 @@ __all__ = [
     "prescaled",
     "reduce_to",
     "segment_elements",
+    "segment_of_blocks",
 ]
 
 HALF_TYPES = frozenset(
@@ -49,7 +51,7 @@ class Shared:
     dtype: DType
     redop: RedOp
     root: int = 0
-    segment_bytes: int = 0  # 0: the algorithm's own choice
+    segment_bytes: int = 0  # 0: the algorithm's own choice; ONE_SEGMENT: blocks lie side by side
     counts: tuple[int, ...] = ()  # lengths of the blocks where they differ; all_to_all: of pair (i, j) at i * size + j
 
 
@@ -62,6 +64,7 @@ class Places:
 
 
 Algorithm = Callable[[Topology, Shared, int, Places | None], Plan]
+ONE_SEGMENT = -1
 OWN_FACTOR = 0.0  # in place of a divisor: multiply by the rank's own factor
 
 
@@ -95,10 +98,10 @@ def needs_segments(topology: Topology) -> int:
     return min(i.segment_bytes for i in topology.islands)
 
 
-def block_segment(topology: Topology, shared: Shared) -> int:
-    """Elements of a segment of an operation on blocks; 0 where nothing is gained by cutting blocks up."""
+def segment_of_blocks(topology: Topology, shared: Shared) -> int:
+    """Elements of a segment of operations on a block a rank; 0 where a block is one segment."""
     whole = all(i.host_memory for i in topology.islands) or needs_segments(topology) == 0
-    if len(topology.islands) == 1 or shared.counts or whole:
+    if shared.segment_bytes == ONE_SEGMENT or len(topology.islands) == 1 or shared.counts or whole:
         return 0
     return segment_elements(topology, shared, 1, needs_segments(topology))
 
@@ -129,6 +132,18 @@ def prescaled(
         b.island(StepKind.COPY, src, dst, wait=done, shift=shift)
         done = -1
     return Buffer.DEVICE_SCRATCH
+
+
+def divided(b: PlanBuilder, island: Island, out: Slice, pinned: Slice) -> int:
+    """An average of one island: the sum in `out` divided in place, by way of `pinned` where the device has no kernel.
+    Returns how many blocks of pinned memory that takes."""
+    if island.host_memory or island.kernels:
+        b.island(StepKind.SCALE, out, out)
+        return 0
+    ready = b.island(StepKind.COPY, out, pinned)
+    done = b.border_step(StepKind.SCALE, pinned, pinned, wait=ready)
+    b.island(StepKind.COPY, pinned, out, wait=done)
+    return 1
 
 
 def island_broadcast(

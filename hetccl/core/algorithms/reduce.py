@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from hetccl.core.algorithms.blocks import Blocks, transfer
 from hetccl.core.algorithms.common import (
     Places,
     ReducePlace,
     Shared,
     averages_by,
     combining_op,
+    divided,
     needs_segments,
     prescaled,
     reduce_to,
@@ -22,15 +24,17 @@ __all__ = ["chain"]
 
 
 def chain(topology: Topology, shared: Shared, rank: int, places: Places | None = None) -> Plan:
-    """(C-1)S border bytes, at most S through one island. Each island of the chain combines once: its own partial with
-    what comes from the island behind it. OUT exists on the root only."""
-    root_island, _ = topology.place(shared.root)
+    """(C-1)S border bytes; where links allow, at most S through one island, else along a tree with few branches. Each
+    island combines once: its own partial with what comes from the islands behind it. OUT exists on the root only."""
+    border = topology.border
+    root_island, root_index = topology.place(shared.root)
     mine, me = topology.place(rank)
-    isl = topology.islands[mine]
-    order = [root_island] + [i.index for i in topology.islands if i.index != root_island]
-    heads = [shared.root] + [topology.islands[i].ranks[0] for i in order[1:]]
-    at, single = order.index(mine), len(order) == 1
-    head = topology.place(heads[at])[1]
+    isl, single = topology.islands[mine], len(topology.islands) == 1
+    parents = border.chain(root_island)
+    heads = [border.head(i.index) for i in topology.islands]
+    if single or border.at_border(shared.root):
+        heads[root_island] = shared.root
+    head = topology.place(heads[mine])[1]
     b = PlanBuilder()
     before, after = averages_by(shared, topology.size)
     divisor = after
@@ -60,8 +64,8 @@ def chain(topology: Topology, shared: Shared, rank: int, places: Places | None =
             if isl.size == 1:
                 b.island(StepKind.COPY, partial, out)
             if after != 1.0:
-                b.island(StepKind.SCALE, out, out)
-    elif rank == heads[at]:
+                host += divided(b, isl, out, b.whole(Buffer.HOST_SCRATCH, host))
+    elif rank == heads[mine]:
         out = b.whole(Buffer.OUT)
         if isl.staged:
             out = b.whole(Buffer.HOST_SCRATCH, host)
@@ -71,17 +75,21 @@ def chain(topology: Topology, shared: Shared, rank: int, places: Places | None =
         elif rank != shared.root:
             out = b.whole(Buffer.DEVICE_SCRATCH, device)
             device += 1
-        behind, ahead = heads[at + 1 : at + 2], heads[at - 1]
-        position = int(bool(behind) and mine > order[at + 1])
-        if rank == shared.root:
-            flow = Flow(FlowKind.OWN, Channel.CONTRIBUTE, tuple(behind), partial, out, position, finish=after != 1.0)
+        behind = [c for c, up in enumerate(parents) if up == mine]
+        peers = tuple(heads[c] for c in behind)
+        position = sum(c < mine for c in behind)
+        if mine == root_island:
+            flow = Flow(FlowKind.OWN, Channel.CONTRIBUTE, peers, partial, out, position, finish=after != 1.0)
         elif behind:
-            flow = Flow(FlowKind.PASS, Channel.CONTRIBUTE, (*behind, ahead), partial, out, position)
+            flow = Flow(FlowKind.PASS, Channel.CONTRIBUTE, (*peers, heads[parents[mine]]), partial, out, position)
         else:
-            flow = Flow(FlowKind.SEND, Channel.CONTRIBUTE, (ahead,), partial)
+            flow = Flow(FlowKind.SEND, Channel.CONTRIBUTE, (heads[parents[mine]],), partial)
         done = b.border([flow], ready)
         if rank == shared.root and isl.staged:
             b.island(StepKind.COPY, out, b.whole(Buffer.OUT), wait=done)
+        ready = done
+    if mine == root_island and heads[mine] != shared.root:  # the root is not at the border: the sum goes on to it
+        device = _hand_on(topology, b, shared, rank, (head, root_index), device, host, ready)
     return Plan(
         shared.op,
         shared.dtype,
@@ -100,3 +108,21 @@ def chain(topology: Topology, shared: Shared, rank: int, places: Places | None =
         divisor=divisor,
         scale_divisor=before if before != 1.0 else after,
     )
+
+
+def _hand_on(
+    topology: Topology, b: PlanBuilder, shared: Shared, rank: int, ends: tuple[int, int], device: int, host: int,
+    done: int,
+) -> int:  # fmt: skip
+    """The sum, in the last block of scratch of the island's head, to the root. Returns the device blocks in use."""
+    isl, me = topology.island_of(rank), topology.place(rank)[1]
+    blocks = Blocks(shared, rank, topology.size, None)
+    blocks.device = device
+    total = b.whole(Buffer.DEVICE_SCRATCH, device - 1)
+    if me == ends[0] and isl.staged:
+        total = blocks.scratch(Buffer.DEVICE_SCRATCH, 0)
+        b.island(StepKind.COPY, b.whole(Buffer.HOST_SCRATCH, host - 1), total, wait=done)
+        done = -1
+    out = b.whole(Buffer.OUT) if rank == shared.root else total
+    transfer(b, blocks, isl, shared, me, ends, total, out, 0, wait=done if me == ends[0] else -1)
+    return blocks.device

@@ -6,16 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hetccl.core.algorithms.common import HALF_TYPES, Shared
-from hetccl.core.plan import UNIT_ALIGN, Buffer, Lane, Plan, Step, StepKind, slice_range
+from hetccl.core.algorithms.common import HALF_TYPES, Places, Shared
+from hetccl.core.plan import UNIT_ALIGN, Lane, Plan, Step, StepKind, slice_range
 from hetccl.core.topology import Topology
 from hetccl.core.verify.bounds import check_bounds
-from hetccl.core.verify.island import check_able
-from hetccl.core.verify.machine import Machine, PlanFault, Rank
+from hetccl.core.verify.island import VENDOR, check_able, combining
+from hetccl.core.verify.machine import Machine, PlanFault, Rank, on_host
 from hetccl.core.verify.memory import Fault
-from hetccl.core.verify.spec import REDUCED, Need, spec_of
-from hetccl.core.verify.values import Values
-from hetccl.types import RedOp
+from hetccl.core.verify.spec import REDUCED, Need, Sizes, spec_of
+from hetccl.core.verify.values import UNSCALED, Values
+from hetccl.types import Op, RedOp
 
 __all__ = ["Proof", "representative_counts", "verify_class", "verify_plans"]
 
@@ -31,39 +31,45 @@ class Proof:
 
 
 def verify_class(
-    topology: Topology, shared: Shared, plans: Sequence[Plan], *, slots: int = 1, few: bool = False
-) -> list[Proof]:
-    """Proves a class: for counts that stand for all (`few`: for three of them), in place and not. Raises `PlanFault`.
+    topology: Topology, shared: Shared, plans: Sequence[Plan], *, slots: int = 1, few: int = 0,
+    places: Sequence[Places] = (),
+) -> list[Proof]:  # fmt: skip
+    """Proves a class: for counts that stand for all (`few`: for so many of them), in place and not. Raises `PlanFault`.
+    The v forms are proved for the one shape that the plans are made for: lengths `shared.counts` at `places`.
 
     Plans are affine in the segment, so a model segment of few elements stands for one of many; one slot a ring stands
     for any number (a lock-up needs full rings), and chunks are small enough that every ring fills.
     """
     small = shrink(plans)
     proofs = []
-    counts = representative_counts(small[0])
-    for count in [*counts[:2], counts[-1]] if few else counts:
+    counts = [1] if shared.counts else representative_counts(small[0])
+    if few and few < len(counts):
+        counts = [*counts[: few - 1], counts[-1]]
+    for count in counts:
         for in_place in (False, True) if spec_of(shared.op).in_place else (False,):
-            proofs.append(verify_plans(topology, shared, small, count, in_place=in_place, slots=slots))
+            proofs.append(verify_plans(topology, shared, small, count, in_place=in_place, slots=slots, places=places))
     return proofs
 
 
 def verify_plans(
     topology: Topology, shared: Shared, plans: Sequence[Plan], count: int, *, in_place: bool = False, slots: int = 2,
-    chunk: int = 0, scratch_rule: bool = True,
+    chunk: int = 0, scratch_rule: bool = True, places: Sequence[Places] = (),
 ) -> Proof:  # fmt: skip
     """Proves the plans of all ranks, in rank order, for one count. Raises `PlanFault` with rank, step and interval.
 
-    `chunk` is in elements (0: so that messages have a few). `slots` is the number of messages a ring holds.
+    `chunk` is in elements (0: so that messages have a few). `slots` is the number of messages a ring holds. `places`
+    are those of the v forms, by rank (packed, if not given), whose count is 1.
     """
+    sizes = Sizes(shared, topology.size, count, places)
     try:
-        check_alike(topology, shared, plans)
+        check_alike(topology, shared, plans, sizes)
         machine = Machine(
-            topology, spec_of(shared.op), plans, count,
-            chunk=chunk or model_chunk(plans, count), slots=slots, in_place=in_place, scratch_rule=scratch_rule,
+            topology, sizes, plans, chunk=chunk or model_chunk(plans, count), slots=slots, in_place=in_place,
+            scratch_rule=scratch_rule,
         )  # fmt: skip
         machine.run()
-        owned = check_outputs(topology, shared, machine, count)
-        wrong = check_bounds(topology, plans[0], count, machine.channels, owned)
+        owned = check_outputs(topology, shared, machine, sizes)
+        wrong = check_bounds(topology, plans[0], sizes, machine.channels, owned)
         if wrong:
             raise PlanFault(wrong)
     except PlanFault as fault:
@@ -102,13 +108,13 @@ def model_chunk(plans: Sequence[Plan], count: int) -> int:
     return max(1, -(-min(lengths) // 2), -(-max(lengths) // 4)) if lengths else 1
 
 
-def check_alike(topology: Topology, shared: Shared, plans: Sequence[Plan]) -> None:
+def check_alike(topology: Topology, shared: Shared, plans: Sequence[Plan], sizes: Sizes) -> None:
     """What all ranks' plans must agree on, and what the executor takes from a plan's head."""
     if [p.rank for p in plans] != list(range(topology.size)):
         raise PlanFault("there must be one plan for each rank, in rank order")
-    first, spec = plans[0], spec_of(shared.op)
+    first = plans[0]
     for p in plans:
-        for name in ("op", "dtype", "redop", "root", "units", "segment", "algorithm", "plan_class"):
+        for name in ("op", "dtype", "redop", "root", "units", "segment", "algorithm", "plan_class", "digest"):
             if getattr(p, name) != getattr(first, name):
                 raise PlanFault(
                     f"rank {p.rank}: {name} is {getattr(p, name)!r}, but {getattr(first, name)!r} on rank 0",
@@ -116,10 +122,19 @@ def check_alike(topology: Topology, shared: Shared, plans: Sequence[Plan]) -> No
                 )
         if (p.op, p.dtype, p.redop) != (shared.op, shared.dtype, shared.redop):
             raise PlanFault(f"rank {p.rank}: the plan is of {p.op.label} {p.redop.label} {p.dtype.label}", rank=p.rank)
-        for name, found, blocks in (("in", p.in_blocks, spec.in_blocks), ("out", p.out_blocks, spec.out_blocks)):
-            expected = blocks(topology.size, p.rank, p.root)
+        for name, found, out in (("in", p.in_blocks, False), ("out", p.out_blocks, True)):
+            expected = sizes.extent(p.rank, out) if shared.counts else len(sizes.held(p.rank, out))
             if found != expected:
                 raise PlanFault(f"rank {p.rank}: {name}_blocks is {found}, expected {expected}", rank=p.rank)
+        filled = sum(hi - lo for lo, hi in sizes.blocks(p.rank, out=True))
+        if shared.counts and filled < p.out_blocks and not p.reads_out:
+            raise PlanFault(
+                f"rank {p.rank}: the blocks fill {filled} of {p.out_blocks} elements of the output, but what lies "
+                "between them is not kept (reads_out)",
+                rank=p.rank,
+            )
+        if shared.counts and (p.segment or p.units != 1):
+            raise PlanFault(f"rank {p.rank}: a v form is measured in elements, not in segments or units", rank=p.rank)
         if p.segment and p.segment % (p.units * UNIT_ALIGN):
             raise PlanFault(f"rank {p.rank}: a segment of {p.segment} elements is not whole units of 16", rank=p.rank)
         for i, step in enumerate(p.steps):
@@ -129,21 +144,21 @@ def check_alike(topology: Topology, shared: Shared, plans: Sequence[Plan]) -> No
                 )
         device = not topology.island_of(p.rank).host_memory
         for i, step in enumerate(p.steps):
-            wrong = _wrong_lane(step, device)
+            wrong = _wrong_lane(p, step, device)
             if wrong:
                 raise PlanFault(f"rank {p.rank}, step {i} ({step.kind.name.lower()}): {wrong}", rank=p.rank, step=i)
     check_capabilities(topology, plans)
 
 
-def _wrong_lane(step: Step, device: bool) -> str:
+def _wrong_lane(plan: Plan, step: Step, device: bool) -> str:
     """Two lanes that both call, send or enqueue would do so in an order that is left to chance."""
     if step.kind == StepKind.FLOWS:
         return "" if step.lane == Lane.BORDER else "messages belong on the border lane"
     if step.lane == Lane.ISLAND:
         return ""
-    if step.kind <= StepKind.REDUCE:
+    if step.kind in VENDOR:
         return "vendor calls belong on the island lane"
-    return "what goes onto the stream belongs on the island lane" if device and step.kind != StepKind.COMBINE else ""
+    return "what goes onto the stream belongs on the island lane" if device and not on_host(plan, step) else ""
 
 
 def check_capabilities(topology: Topology, plans: Sequence[Plan]) -> None:
@@ -153,29 +168,29 @@ def check_capabilities(topology: Topology, plans: Sequence[Plan]) -> None:
         island = topology.island_of(p.rank)
         for i, step in enumerate(p.steps):
             wrong = ""
-            if step.kind <= StepKind.REDUCE:
+            if step.kind in VENDOR:
                 wrong = check_able(island, p, step)
-            elif (
-                step.kind == StepKind.SCALE
-                and not (island.host_memory or island.kernels)
-                and step.dst.buffer != Buffer.HOST_SCRATCH  # there the host scales
-            ):
+            elif step.kind == StepKind.SCALE and not (island.host_memory or island.kernels) and not on_host(p, step):
                 wrong = f"scales on a device of vendor {island.vendor}, which has no kernels"
             if wrong:
                 raise PlanFault(f"rank {p.rank}, step {i} ({step.kind.name.lower()}): {wrong}", rank=p.rank, step=i)
 
 
-def check_outputs(topology: Topology, shared: Shared, machine: Machine, count: int) -> dict[int, int]:
+def check_outputs(topology: Topology, shared: Shared, machine: Machine, sizes: Sizes) -> dict[int, int]:
     """Every output interval against its specification. Returns the elements that each island combined (all_reduce)."""
-    spec = spec_of(shared.op)
-    agreed: list[tuple[int, int, int, int]] = []  # (first input element, length, node, index), of the first rank
+    agreed: list[tuple[int, int, int, int]] = []  # (first element, length, node, index), of the first rank
     owned: dict[int, int] = {}
     for rank in machine.ranks:
-        for need in spec.needs(topology.size, rank.plan.rank, rank.plan.root, count):
-            found = _content(rank, need)
-            at = need.lo
+        r = rank.plan.rank
+        blocks = sizes.blocks(r, out=True)
+        for need in sizes.spec.needs(topology.size, r, rank.plan.root):
+            lo, hi = blocks[need.place]
+            sources = range(topology.size) if need.source == REDUCED else (need.source,)
+            starts = {q: sizes.start(q, False, need.at) for q in sources}
+            found = _content(rank, need, lo, hi)
+            at = lo
             for length, node, index in found:
-                wanted = need.at + at - need.lo
+                wanted = {q: start + at - lo for q, start in starts.items()}
                 problem = _wrong(machine.values, shared, topology.size, need, node, index, wanted)
                 if problem:
                     raise PlanFault(
@@ -184,12 +199,11 @@ def check_outputs(topology: Topology, shared: Shared, machine: Machine, count: i
                         rank=rank.plan.rank,
                     )
                 at += length
-            if need.source == REDUCED and len(topology.islands) > 1:
-                this = [(need.at + sum(f[0] for f in found[:i]), *f) for i, f in enumerate(found)]
-                if rank.plan.rank and need.at == 0 and agreed and this != agreed:
+            if shared.op == Op.ALL_REDUCE and len(topology.islands) > 1:
+                this = [(sum(f[0] for f in found[:i]), *f) for i, f in enumerate(found)]
+                if agreed and this != agreed:
                     raise PlanFault(_differs(machine.values, rank, agreed, this), rank=rank.plan.rank)
-                if not agreed and need.at == 0:
-                    agreed = this
+                agreed = this
     for _, length, node, index in agreed:
         for maker, n in machine.values.owners(node, index, length).items():
             island = topology.place(maker)[0]
@@ -197,37 +211,41 @@ def check_outputs(topology: Topology, shared: Shared, machine: Machine, count: i
     return owned
 
 
-def _content(rank: Rank, need: Need) -> list[tuple[int, int, int]]:
+def _content(rank: Rank, need: Need, lo: int, hi: int) -> list[tuple[int, int, int]]:
     out = rank.layout.output
     try:
-        return out.region.read(out.lo + need.lo, out.lo + need.hi, None)
+        return out.region.read(out.lo + lo, out.lo + hi, None)
     except Fault as fault:
-        raise PlanFault(f"rank {rank.plan.rank}: at the end, {fault}; expected {_expected(need)}") from None
+        what = "the operator over every rank's input" if need.source == REDUCED else f"input of rank {need.source}"
+        raise PlanFault(
+            f"rank {rank.plan.rank}: at the end, {fault}; expected {what}, block {need.at}", rank=rank.plan.rank
+        ) from None
 
 
-def _expected(need: Need) -> str:
-    what = "the operator over every rank's input" if need.source == REDUCED else f"input of rank {need.source}"
-    return f"{what}, elements {need.at} to {need.at + need.hi - need.lo}"
-
-
-def _wrong(values: Values, shared: Shared, size: int, need: Need, node: int, index: int, at: int) -> str:
-    """Why a value is not what is needed; element 0 of it should be input element `at`."""
+def _wrong(values: Values, shared: Shared, size: int, need: Need, node: int, index: int, at: dict[int, int]) -> str:
+    """Why a value is not what is needed; element 0 of it should be element at[r] of rank r's input."""
     leaves = values.leaves(node)
     if need.source != REDUCED:
         if len(leaves) == 1 and not values.operators(node):
             leaf = leaves[0]
-            if (leaf.rank, index + leaf.offset, leaf.inner, leaf.outer) == (need.source, at, 1.0, 1.0):
+            place, untouched = (leaf.rank, index + leaf.offset), (leaf.inner, leaf.outer, leaf.factor)
+            if place == (need.source, at[need.source]) and untouched == (1.0, 1.0, UNSCALED):
                 return ""
-        return f"expected in{need.source}[{at}]"
+        return f"expected in{need.source}[{at[need.source]}]"
     average = shared.redop == RedOp.AVG
-    operator = RedOp.SUM if average else shared.redop
+    operator = combining(shared.redop)
     odd = values.operators(node) - {operator} - ({RedOp.AVG} if average else set())
     if odd:
         return f"expected only {operator.label}"
     times = [0] * size
     for leaf in leaves:
-        if index + leaf.offset != at:
-            return f"expected element {at} of every input, found element {index + leaf.offset} of rank {leaf.rank}'s"
+        if index + leaf.offset != at[leaf.rank]:
+            return f"expected element {at[leaf.rank]} of rank {leaf.rank}'s input, found element {index + leaf.offset}"
+        if leaf.factor != (leaf.rank if shared.redop == RedOp.PREMUL_SUM else UNSCALED):
+            return (
+                f"expected the input of rank {leaf.rank} to be multiplied by its own factor "
+                f"{'once, before combining' if shared.redop == RedOp.PREMUL_SUM else 'never'}"
+            )
         times[leaf.rank] += 1
         before = average and shared.dtype in HALF_TYPES and not leaf.averaged
         inner, outer = (float(size), 1.0) if before else (1.0, float(size) if average else 1.0)

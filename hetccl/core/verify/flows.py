@@ -21,8 +21,9 @@ from hetccl.core.verify.values import Content
 if TYPE_CHECKING:
     from hetccl.core.verify.machine import Machine, Proc, Rank, Where
 
-__all__ = ["Channels", "flow_clash", "start_flow"]
+__all__ = ["COMBINING", "Channels", "contributors", "flow_clash", "parts_of", "start_flow"]
 
+COMBINING = (FlowKind.OWN, FlowKind.PASS, FlowKind.EXCHANGE)
 Waits = Generator[tuple[Any, ...], None, None]
 Message = tuple[int, Content, int, "Where"]  # length, content, the sender's clock, who sent it
 
@@ -65,36 +66,21 @@ class Channels:
         return ""
 
 
-def flow_uses(flow: Flow) -> set[tuple[str, int, int]]:
-    """(way, peer, channel) of what a flow sends and receives."""
-    contribute, result = int(Channel.CONTRIBUTE), int(Channel.RESULT)
-    channel = int(flow.channel)
-    if flow.kind == FlowKind.SEND:
-        return {("send to", flow.peers[0], channel)}
-    if flow.kind == FlowKind.RECV:
-        return {("receive from", flow.peers[0], channel)}
-    if flow.kind == FlowKind.FORWARD:
-        return {("receive from", flow.peers[0], channel), ("send to", flow.peers[1], channel)}
-    uses = {("receive from", p, contribute) for p in flow.peers}
-    if flow.kind == FlowKind.EXCHANGE:
-        return uses | {("send to", p, channel) for p in flow.peers}
-    return uses | ({("send to", p, result) for p in flow.peers} if flow.give_back else set())
+def contributors(flow: Flow) -> tuple[int, ...]:
+    """Whose contributions a flow combines with its own. The peers of PASS end with the one that the result goes to."""
+    return flow.peers[:-1] if flow.kind == FlowKind.PASS else flow.peers
 
 
-def flow_clash(flows: Sequence[Flow], earlier: int, later: int) -> str | None:
-    """None: the two flows of one step have nothing in common. Empty: the executor runs the later one after the earlier.
-    Else what is wrong."""
-    a, b = flows[earlier], flows[later]
-    if (a.kind, a.channel) == (b.kind, b.channel) and set(a.peers) & set(b.peers):
-        return ""
-    shared = flow_uses(a) & flow_uses(b)
-    if not shared:
-        return None
-    way, peer, channel = min(shared)
-    return (
-        f"flows {earlier} and {later} both {way} rank {peer} on channel {channel} at once: which message comes first "
-        "is left to chance"
-    )
+def flow_clash(flows: Sequence[Flow], earlier: int, later: int) -> bool:
+    """Whether the executor runs the later flow of a step after the earlier one, as both use one channel of a peer the
+    same way."""
+    return bool(flows[earlier].uses & flows[later].uses)
+
+
+def parts_of(flow: Flow) -> int:
+    """Things that a flow does without waiting for each other: `start_flow` makes a process of each."""
+    alone = {FlowKind.SEND: 1, FlowKind.RECV: 1, FlowKind.FORWARD: 2, FlowKind.PASS: 2}
+    return alone.get(flow.kind, 1 + len(flow.peers))
 
 
 def start_flow(
@@ -103,11 +89,14 @@ def start_flow(
     """Starts the processes of a flow, once those in `after` have ended."""
     flow = rank.plan.flows[number]
     needed = 2 if flow.kind == FlowKind.FORWARD else 1
-    if len(flow.peers) < needed or len(set(flow.peers)) < len(flow.peers):
+    sources = contributors(flow)
+    if len(flow.peers) < needed or len(set(sources)) < len(sources):
         raise Fault(f"flow {number} ({flow.kind.name.lower()}) names peers {flow.peers}")
     if rank.plan.rank in flow.peers:
         raise Fault(f"flow {number} ({flow.kind.name.lower()}) has its own rank as peer")
     state = _FlowState(machine, rank, flow, segment)
+    if flow.kind == FlowKind.PASS and flow.give_back:
+        raise Fault(f"flow {number} (pass) both passes its result on and gives it back")
     peers = range(len(flow.peers))
     parts: list[Any]
     if flow.kind == FlowKind.SEND:
@@ -115,11 +104,15 @@ def start_flow(
     elif flow.kind == FlowKind.RECV:
         parts = [state.receive]
     elif flow.kind == FlowKind.FORWARD:
-        parts = [state.receive, state.sender(1, flow.channel, "got")]
+        parts = [state.receive, *(state.sender(k, flow.channel, "got") for k in peers[1:])]
     elif flow.kind == FlowKind.OWN:
         parts = [state.combine, *(state.sender(k, Channel.RESULT, "got") for k in peers if flow.give_back)]
-    else:
+    elif flow.kind == FlowKind.PASS:
+        parts = [state.combine, state.sender(peers[-1], flow.channel, "got")]
+    elif flow.kind == FlowKind.EXCHANGE:
         parts = [state.combine, *(state.sender(k, flow.channel, "turn") for k in peers)]
+    else:
+        raise Fault(f"the verifier does not know flows of kind {flow.kind!r}")
     procs = []
     for i, part in enumerate(parts):
         proc = lane.forked(rank.flow_threads[number] + i)
@@ -144,15 +137,16 @@ class _FlowState:
     def __init__(self, machine: Machine, rank: Rank, flow: Flow, segment: int) -> None:
         self.machine, self.rank, self.flow = machine, rank, flow
         place, length = rank.layout.place, rank.layout.length
-        reads = flow.kind in (FlowKind.SEND, FlowKind.OWN, FlowKind.EXCHANGE)
+        reads = flow.kind in (FlowKind.SEND, *COMBINING)
         writes = flow.kind != FlowKind.SEND
         self.src = place(flow.src, segment) if reads else None
         self.dst = place(flow.dst, segment) if writes else None
         if reads and writes and length(flow.src, segment) != length(flow.dst, segment):
             raise Fault(f"combines {length(flow.src, segment)} elements to where {length(flow.dst, segment)} lie")
         self.n = length(flow.src if reads else flow.dst, segment)
-        if flow.kind in (FlowKind.OWN, FlowKind.EXCHANGE) and not 0 <= flow.position <= len(flow.peers):
-            raise Fault(f"puts its own contribution at place {flow.position} of {len(flow.peers) + 1}")
+        n = len(contributors(flow))
+        if flow.kind in COMBINING and not 0 <= flow.position <= n:
+            raise Fault(f"puts its own contribution at place {flow.position} of {n + 1}")
         self.got: list[int] = []
         self.sent: list[list[int]] = [[] for _ in flow.peers]
 
@@ -198,15 +192,16 @@ class _FlowState:
         assert self.src is not None and self.dst is not None
         if self.src != self.dst:
             _check_apart(self.src, self.dst)
+        sources = range(len(contributors(flow)))
         for i, (lo, hi) in enumerate(self.chunks()):
-            for k in range(len(flow.peers)):
+            for k in sources:
                 if flow.kind == FlowKind.EXCHANGE:
                     while len(self.sent[k]) <= i:
                         yield (("flow", id(self)),)
                     me.clock = self.machine.join(me.clock, self.sent[k][i])
                 yield from self._arrived(me, k, Channel.CONTRIBUTE)
             contents = []
-            for k in range(len(flow.peers)):
+            for k in sources:
                 content, clock = self._take(k, Channel.CONTRIBUTE, hi - lo)
                 contents.append(content)
                 me.clock = self.machine.join(me.clock, clock)

@@ -8,44 +8,78 @@ announced, and the others would wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 
-from hetccl.core.algorithms.common import HALF_TYPES, Shared
+from hetccl.core.algorithms.blocks import packed
+from hetccl.core.algorithms.common import HALF_TYPES, Algorithm, Places, Shared
+from hetccl.core.log import get_logger
 from hetccl.core.plan import Plan
 from hetccl.core.topology import Topology
 from hetccl.core.verify.checker import check_capabilities, verify_class
 from hetccl.core.verify.machine import PlanFault
-from hetccl.types import DType, RedOp
+from hetccl.types import DType, Op, RedOp
 
 __all__ = ["Gate"]
 
+log = get_logger("verify")
+
 MOST_RANKS = 64  # "first" proves no larger communicators
-FEW_STEPS = 400  # of all ranks together; larger plans are proved for fewer counts
+FEW_STEPS = 400  # steps and flows of all ranks; larger plans are proved for 3 counts, ten times larger ones for one
+MOST_STEPS = 20_000  # beyond so many "first" proves nothing: the first call would wait for seconds
+SHAPES = 4  # of a v form, beside the made-up ones, that are proved; the same code makes the plans of the next
+UNPROVED = (
+    "%s is not proved before it runs: its plans have %d steps and flows on all ranks, HETCCL_VERIFY=first proves up to "
+    "%d; HETCCL_VERIFY=always proves any"
+)
 
 
 class Gate:
-    """Lets a class pass once it is proved. `mode` is that of HETCCL_VERIFY."""
+    """Lets a class pass once it is proved. `mode` is that of HETCCL_VERIFY, `rank` the one that asks."""
 
-    def __init__(self, topology: Topology, mode: str) -> None:
-        self._topology, self._mode = topology, mode
+    def __init__(self, topology: Topology, mode: str, rank: int = 0) -> None:
+        self._topology, self._mode, self._rank = topology, mode, rank
         self._proved: set[object] = set()
+        self._shapes: dict[object, int] = {}  # of a v form: how many were proved
         self.proofs = 0  # made, not remembered
 
-    def check(self, shared: Shared, make: Callable[[Topology, Shared, int], Plan]) -> None:
-        """Proves the plans that `make` gives all ranks. Raises `PlanFault` (an `InternalError`)."""
-        topology, always = self._topology, self._mode == "always"
-        if self._mode == "off" or (topology.size > MOST_RANKS and not always):
+    def check(self, shared: Shared, make: Algorithm, places: Places | None = None) -> None:
+        """Proves the plans that `make` gives all ranks; `places` are those of this rank's blocks in a v form. Raises
+        `PlanFault` (an `InternalError`)."""
+        topology = self._topology
+        if self._mode == "off" or (topology.size > MOST_RANKS and self._mode != "always"):
             return
-        plans = [make(topology, shared, rank) for rank in range(topology.size)]
+        if not shared.counts:
+            self._prove(shared, make, ())
+            return
+        what = (replace(shared, counts=()), make)
+        shapes = self._shapes.setdefault(what, 0)
+        if shapes > SHAPES and self._mode != "always":
+            return
+        if not shapes:
+            for counts in made_up(shared, topology.size):
+                self._prove(replace(shared, counts=counts), make, ())
+        all_places = [packed(shared, rank, topology.size) for rank in range(topology.size)]
+        if places is not None:
+            all_places[self._rank] = places
+        self._prove(shared, make, all_places)
+        self._shapes[what] = shapes + 1
+
+    def _prove(self, shared: Shared, make: Algorithm, places: Sequence[Places]) -> None:
+        topology, always = self._topology, self._mode == "always"
+        plans = [make(topology, shared, rank, places[rank] if places else None) for rank in range(topology.size)]
+        steps = sum(len(p.steps) + len(p.flows) for p in plans)
+        if steps > MOST_STEPS and not always:
+            log.info(UNPROVED, shared.op.label, steps, MOST_STEPS)
+            return
         try:
             check_capabilities(topology, plans)
             form = _form(shared, plans)
             if form in self._proved and not always:
                 return
-            few = not always and sum(len(p.steps) + len(p.flows) for p in plans) > FEW_STEPS
+            few = 0 if always or steps <= FEW_STEPS else 3 if steps <= 10 * FEW_STEPS else 1
             for slots in (1, 8) if always else (1,):
-                verify_class(topology, shared, plans, slots=slots, few=few)
+                verify_class(topology, shared, plans, slots=slots, few=few, places=places)
         except PlanFault as fault:
             raise PlanFault(
                 f"the plan of {shared.op.label} ({plans[0].algorithm}) is wrong, so nothing was sent. {fault}. This is "
@@ -56,8 +90,15 @@ class Gate:
         self._proved.add(form)
 
 
+def made_up(shared: Shared, n: int) -> list[tuple[int, ...]]:
+    """Lengths that stand for many: all blocks of different length, and every third one empty."""
+    pairs = range(n * n if shared.op == Op.ALL_TO_ALL else n)
+    return [tuple(i + 1 for i in pairs), tuple((i % 3) * (i + 1) for i in pairs)]
+
+
 def _form(shared: Shared, plans: list[Plan]) -> object:
     """What a proof depends on: everything but the dtype, the operator and the segment's length."""
     average = shared.redop == RedOp.AVG
-    how = (average, average and shared.dtype in HALF_TYPES, shared.op, shared.root)
-    return how, tuple(replace(p, dtype=DType.INT8, redop=RedOp.SUM, segment=int(p.segment > 0)) for p in plans)
+    how = (average, average and shared.dtype in HALF_TYPES, shared.redop == RedOp.PREMUL_SUM)
+    same = tuple(replace(p, dtype=DType.INT8, redop=RedOp.SUM, segment=int(p.segment > 0)) for p in plans)
+    return how, shared.op, shared.root, shared.counts, same

@@ -12,19 +12,21 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hetccl.core.plan import Buffer, Plan, Slice, Step, StepKind
+from hetccl.core.plan import Buffer, Plan, Step, StepKind
 from hetccl.core.topology import Island, Topology
 from hetccl.core.verify.layout import Place
 from hetccl.core.verify.memory import Access, Fault
-from hetccl.core.verify.values import UNDEFINED, Content, merge
+from hetccl.core.verify.values import UNDEFINED, Content, cut, merge
 from hetccl.types import RedOp
 
 if TYPE_CHECKING:
     from hetccl.core.verify.machine import Machine, Proc, Rank
 
-__all__ = ["Rendezvous", "check_able", "vendor_operator"]
+__all__ = ["VENDOR", "Rendezvous", "check_able", "combining", "vendor_operator"]
 
 REDUCING = (StepKind.ALL_REDUCE, StepKind.REDUCE_SCATTER, StepKind.REDUCE)
+ROOTED = (StepKind.BROADCAST, StepKind.REDUCE, StepKind.TRANSFER)
+VENDOR = frozenset({*REDUCING, *ROOTED, StepKind.ALL_GATHER, StepKind.ALL_TO_ALL})  # calls of the vendor's library
 
 
 @dataclass
@@ -33,8 +35,8 @@ class _Arrival:
     proc: Proc
     step: Step
     n: int
-    src: Place
-    dst: Place
+    src: Place | None  # None: this rank gives nothing
+    dst: Place | None
 
 
 class Rendezvous:
@@ -72,51 +74,58 @@ class Rendezvous:
                     f"call {key[1]} of island {key[0]}: {first.proc.where} calls {mine}, but {other.proc.where} "
                     f"calls {theirs}"
                 )
-        kind, n, root = first.step.kind, first.n, first.step.root
-        if kind in (StepKind.BROADCAST, StepKind.REDUCE) and not 0 <= root < len(met):
+        kind, n, root, to = first.step.kind, first.n, first.step.root, first.step.to
+        if kind in ROOTED and not 0 <= root < len(met):
             raise Fault(f"names island rank {root} as root of an island of {len(met)}")
-        before = [a.proc.clock for a in met]
-        together = before[0]
-        for clock in before[1:]:
-            together = machine.join(together, clock)
+        if kind == StepKind.TRANSFER and not (0 <= to < len(met) and to != root):
+            raise Fault(f"transfers from island rank {root} to island rank {to} of {len(met)}")
+        together, sent = 0, met[root].proc.clock if kind in ROOTED else 0
+        if kind not in (StepKind.BROADCAST, StepKind.TRANSFER):
+            for a in met:
+                together = machine.join(together, a.proc.clock)
         contents: list[Content] = []
         accesses: list[Access] = []
         for i, a in enumerate(met):
-            if kind == StepKind.BROADCAST:
-                knows = machine.join(before[i], before[root])
-            elif kind == StepKind.REDUCE and i != root:
-                knows = before[i]
-            else:
-                knows = together
-            access = a.proc.access()
-            ended = machine.join(a.proc.clock, knows)
-            a.proc.clock = ended
-            accesses.append(access)
-            if kind != StepKind.BROADCAST or i == root:
-                contents.append(_blame(a, lambda a=a, access=access: a.src.region.read(a.src.lo, a.src.hi, access)))
-            else:
+            if a.src is None and a.dst is None:  # a transfer between others
+                accesses.append(Access(a.proc.thread, 0, 0, a.proc.where))
                 contents.append([])
+                continue
+            access = a.proc.access()
+            accesses.append(access)
+            if kind == StepKind.BROADCAST or (kind == StepKind.TRANSFER and i == to):
+                a.proc.clock = machine.join(a.proc.clock, sent)
+            elif kind != StepKind.TRANSFER and (kind != StepKind.REDUCE or i == root):
+                a.proc.clock = machine.join(a.proc.clock, together)  # else: what is sent may be taken later
+            src = a.src if i == root or kind not in (StepKind.BROADCAST, StepKind.TRANSFER) else None
+            if src is None:
+                contents.append([])
+            else:
+                contents.append(_blame(a, lambda s=src, access=access: s.region.read(s.lo, s.hi, access)))
         for i, a in enumerate(met):
             content = self._result(machine, key, kind, contents, i, n, root, vendor_operator(a.rank.plan))
             dst = a.dst
+            if dst is None:
+                continue
             if kind == StepKind.ALL_GATHER and a.src == Place(dst.region, dst.lo + i * n, dst.lo + (i + 1) * n):
-                self._store_around(machine, a, content, i, n, accesses[i])
+                self._store_around(machine, a, dst, content, i, n, accesses[i])
             elif not (kind == StepKind.BROADCAST and i == root and a.src == dst):
-                _blame(a, lambda a=a, c=content, i=i: machine.store(a.rank, a.dst, c, accesses[i]))
+                _blame(a, lambda a=a, d=dst, c=content, i=i: machine.store(a.rank, d, c, accesses[i]))
 
     def _result(
         self, machine: Machine, key: tuple[int, int], kind: StepKind, contents: list[Content], i: int, n: int,
         root: int, redop: RedOp,
     ) -> Content:  # fmt: skip
-        if kind == StepKind.BROADCAST:
+        if kind in (StepKind.BROADCAST, StepKind.TRANSFER):
             return contents[root]
+        if kind == StepKind.ALL_TO_ALL:
+            return [piece for content in contents for piece in cut(content, i * n, n)]
         if kind == StepKind.ALL_GATHER:
             return [piece for content in contents for piece in content]
         if kind == StepKind.REDUCE and i != root:
             return [(n, UNDEFINED, 0)]
         sources = contents
         if kind == StepKind.REDUCE_SCATTER:
-            sources = [_part(content, i * n, n) for content in contents]
+            sources = [cut(content, i * n, n) for content in contents]
         # an all_reduce need not give all ranks the same bits; the ranks of the only island are taken as they come
         call = (*key, i) if kind == StepKind.ALL_REDUCE and len(self._topology.islands) > 1 else key
         result = []
@@ -126,33 +135,34 @@ class Rendezvous:
         return result
 
     def _store_around(
-        self, machine: Machine, a: _Arrival, content: Content, i: int, n: int, access: Access
+        self, machine: Machine, a: _Arrival, dst: Place, content: Content, i: int, n: int, access: Access
     ) -> None:  # an all_gather in place does not write the rank's own part
         total = sum(piece[0] for piece in content)
         for lo, hi in ((0, i * n), ((i + 1) * n, total)):
-            place = Place(a.dst.region, a.dst.lo + lo, a.dst.lo + hi)
-            part = _part(content, lo, hi - lo)
+            place = Place(dst.region, dst.lo + lo, dst.lo + hi)
+            part = cut(content, lo, hi - lo)
             _blame(a, lambda p=place, c=part: machine.store(a.rank, p, c, access))
 
 
 def _arrival(rank: Rank, me: Proc, step: Step, segment: int, n: int, size: int) -> _Arrival:
     """Where the call reads and writes. In place means what the NCCL-shaped interfaces allow, and nothing else."""
-    reads = n * size if step.kind == StepKind.REDUCE_SCATTER else n
-    writes = n * size if step.kind == StepKind.ALL_GATHER else n
-    src, dst = _long(rank, step.src, segment, reads), _long(rank, step.dst, segment, writes)
     at = rank.island_rank
+    if step.kind == StepKind.TRANSFER:
+        src = rank.layout.place(step.src, segment, n) if at == step.root else None
+        return _Arrival(rank, me, step, n, src, rank.layout.place(step.dst, segment, n) if at == step.to else None)
+    reads = n * size if step.kind in (StepKind.REDUCE_SCATTER, StepKind.ALL_TO_ALL) else n
+    writes = n * size if step.kind in (StepKind.ALL_GATHER, StepKind.ALL_TO_ALL) else n
+    src, dst = rank.layout.place(step.src, segment, reads), rank.layout.place(step.dst, segment, writes)
     fits = src.lo == dst.lo
     if step.kind == StepKind.REDUCE_SCATTER:
         fits = dst.lo == src.lo + at * n
     elif step.kind == StepKind.ALL_GATHER:
         fits = src.lo == dst.lo + at * n
+    elif step.kind == StepKind.ALL_TO_ALL:
+        fits = False
     if src.region is dst.region and src.lo < dst.hi and dst.lo < src.hi and not fits:
         raise Fault(f"source [{src.lo}:{src.hi}] and target [{dst.lo}:{dst.hi}] of {src.region.name} overlap in part")
     return _Arrival(rank, me, step, n, src, dst)
-
-
-def _long(rank: Rank, s: Slice, segment: int, length: int) -> Place:
-    return rank.layout.place(s, segment, length)
 
 
 def check_able(island: Island, plan: Plan, step: Step) -> str:
@@ -162,6 +172,10 @@ def check_able(island: Island, plan: Plan, step: Step) -> str:
     if island.size == 1:
         return "calls the vendor's library in an island of one rank"
     if step.kind not in REDUCING:
+        if step.kind == StepKind.ALL_TO_ALL and not island.swaps:
+            return f"vendor {island.vendor} has no all_to_all"
+        if step.kind == StepKind.TRANSFER and not island.transfers:
+            return f"vendor {island.vendor} has no send and receive"
         able = step.as_bytes or island.moves(plan.dtype)
         return "" if able else f"vendor {island.vendor} cannot move {plan.dtype.label}"
     if step.as_bytes:
@@ -172,17 +186,26 @@ def check_able(island: Island, plan: Plan, step: Step) -> str:
 
 
 def vendor_operator(plan: Plan) -> RedOp:
-    return RedOp.SUM if plan.redop == RedOp.AVG and plan.divisor != 0.0 else plan.redop
+    """As the executor asks the library (hx_vendor_call): hetccl scales, unless the divisor says that the library
+    averages by itself."""
+    if plan.redop == RedOp.AVG:
+        return RedOp.AVG if plan.divisor == 0.0 else RedOp.SUM
+    return combining(plan.redop)
+
+
+def combining(redop: RedOp) -> RedOp:
+    """The operator that partial results are combined with (hx_combining)."""
+    return RedOp.SUM if redop in (RedOp.AVG, RedOp.PREMUL_SUM) else redop
 
 
 def _signature(a: _Arrival) -> str:
     step = a.step
-    rooted = step.kind in (StepKind.BROADCAST, StepKind.REDUCE)
     redop = f" {vendor_operator(a.rank.plan).label}" if step.kind in REDUCING else ""
     return (
         f"{step.kind.name.lower()}{redop} of {a.n} elements"
         + (" as bytes" if step.as_bytes else "")
-        + (f" with root {step.root}" if rooted else "")
+        + (f" with root {step.root}" if step.kind in ROOTED else "")
+        + (f" to {step.to}" if step.kind == StepKind.TRANSFER else "")
     )
 
 
@@ -192,14 +215,3 @@ def _blame(a: _Arrival, run: Any) -> Any:
         return run()
     except Fault as fault:
         raise Fault(f"{a.proc.where}: {fault}") from None
-
-
-def _part(content: Content, lo: int, length: int) -> Content:
-    """Elements [lo, lo + length) of a content."""
-    result, at, hi = [], 0, lo + length
-    for size, node, index in content:
-        first, last = max(at, lo), min(at + size, hi)
-        if first < last:
-            result.append((last - first, node, index + first - at))
-        at += size
-    return result

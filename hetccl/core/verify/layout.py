@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hetccl.core.plan import Buffer, Plan, Slice, slice_range
 from hetccl.core.verify.memory import Fault, Region
-from hetccl.core.verify.spec import OpSpec
+from hetccl.core.verify.spec import Sizes
 from hetccl.core.verify.values import Values
 
 __all__ = ["Layout", "Place"]
@@ -26,27 +26,31 @@ class Place(NamedTuple):
 
 
 class Layout:
-    """Memory of one rank in one operation on `count` elements."""
+    """Memory of one rank in one operation. The v forms are bound with a count of 1: their slices are in elements."""
 
-    def __init__(self, plan: Plan, spec: OpSpec, size: int, count: int, in_place: bool, values: Values) -> None:
-        rank, root = plan.rank, plan.root
-        self.plan, self.count = plan, count
-        self.lengths = plan.segments(count)
-        self.segment = plan.segment if plan.segment and plan.segment < count else max(count, 1)
+    def __init__(self, plan: Plan, sizes: Sizes, in_place: bool, values: Values) -> None:
+        rank = plan.rank
+        self.plan, self.count, self.sizes = plan, sizes.count, sizes
+        self.lengths = plan.segments(sizes.count)
+        self.segment = plan.segment if plan.segment and plan.segment < sizes.count else max(sizes.count, 1)
         self.depth = max((s.shift for s in plan.steps), default=0) + 1
-        n_in, n_out = spec.in_blocks(size, rank, root) * count, spec.out_blocks(size, rank, root) * count
-        at_in = at_out = 0
+        at_in, at_out = sizes.in_place(rank) if in_place else (0, 0)
         out = Region("output")
-        if spec.one_buffer:
+        if sizes.spec.one_buffer:
             inp = out
-        elif in_place and spec.in_place:
-            at_in, at_out = (blocks * count for blocks in spec.in_place(size, rank, root))
+        elif in_place and sizes.spec.in_place:
             inp = out = Region("buffer")
         else:
             inp = Region("input")
-        inp.fill(at_in, at_in + n_in, values.input(rank), 0)
-        self.output = Place(out, at_out, at_out + n_out)
-        self._input = Place(inp, at_in, at_in + n_in)
+        self._input = Place(inp, at_in, at_in + sizes.extent(rank, out=False))
+        inp.fill(self._input.lo, self._input.hi, values.input(rank), 0)
+        self.output = Place(out, at_out, at_out + sizes.extent(rank, out=True))
+        # neighbours are one: a call may write many blocks
+        self._writable: list[tuple[int, int]] = []
+        for lo, hi in sorted((at_out + lo, at_out + hi) for lo, hi in sizes.blocks(rank, out=True) if hi > lo):
+            if self._writable and self._writable[-1][1] == lo:
+                lo = self._writable.pop()[0]
+            self._writable.append((lo, hi))
         self._scratch = {b: Region(b.name.lower()) for b in (Buffer.DEVICE_SCRATCH, Buffer.HOST_SCRATCH)}
 
     def length(self, s: Slice, segment: int) -> int:
@@ -82,6 +86,8 @@ class Layout:
     def check_writable(self, place: Place) -> None:
         if place.hi <= place.lo or place.region in self._scratch.values():
             return
-        out = self.output
-        if place.region is not out.region or place.lo < out.lo or place.hi > out.hi:
+        mine = place.region is self.output.region and any(
+            lo <= place.lo and place.hi <= hi for lo, hi in self._writable
+        )
+        if not mine:
             raise Fault(f"writes {place.region.name}[{place.lo}:{place.hi}], which is not output")

@@ -12,19 +12,19 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
+from hetccl.core.algorithms.common import OWN_FACTOR
 from hetccl.core.plan import Buffer, FlowKind, Lane, Plan, Step, StepKind
 from hetccl.core.topology import Topology
 from hetccl.core.verify.clocks import joiner, known, tick
-from hetccl.core.verify.flows import Channels, flow_clash, start_flow
-from hetccl.core.verify.island import Rendezvous
+from hetccl.core.verify.flows import Channels, flow_clash, parts_of, start_flow
+from hetccl.core.verify.island import VENDOR, Rendezvous, combining
 from hetccl.core.verify.layout import Layout, Place
 from hetccl.core.verify.memory import Access, Fault
-from hetccl.core.verify.spec import OpSpec
+from hetccl.core.verify.spec import Sizes
 from hetccl.core.verify.values import Content, Values, merge
 from hetccl.errors import InternalError
-from hetccl.types import RedOp
 
-__all__ = ["Machine", "PlanFault", "Proc", "Rank", "Where", "check_apart"]
+__all__ = ["Machine", "PlanFault", "Proc", "Rank", "Where", "check_apart", "on_host"]
 
 Waits = Generator[tuple[Any, ...], None, None]
 
@@ -87,20 +87,17 @@ class Rank:
         thread = first_thread + 3
         for flow in plan.flows:
             self.flow_threads.append(thread)
-            thread += 1 + len(flow.peers)
+            thread += parts_of(flow)
         self.last_thread = thread
         self.issuing = 2
-        self._clashes: dict[int, list[tuple[int, str]]] = {}
+        self._clashes: dict[int, list[int]] = {}
 
-    def clashes(self, step: Step, number: int) -> list[tuple[int, str]]:
-        """Earlier flows of the step that flow `number` waits for, and (with a text) those it would get mixed up
-        with."""
+    def clashes(self, step: Step, number: int) -> list[int]:
+        """Earlier flows of the step that flow `number` waits for."""
         found = self._clashes.get(number)
         if found is None:
             found = self._clashes[number] = [
-                (earlier, clash)
-                for earlier in range(step.first_flow, number)
-                if (clash := flow_clash(self.plan.flows, earlier, number)) is not None
+                earlier for earlier in range(step.first_flow, number) if flow_clash(self.plan.flows, earlier, number)
             ]
         return found
 
@@ -110,8 +107,8 @@ class Machine:
     executor's scratch_busy out, to show that it is needed."""
 
     def __init__(
-        self, topology: Topology, spec: OpSpec, plans: Sequence[Plan], count: int, *, chunk: int, slots: int,
-        in_place: bool, scratch_rule: bool = True,
+        self, topology: Topology, sizes: Sizes, plans: Sequence[Plan], *, chunk: int, slots: int, in_place: bool,
+        scratch_rule: bool = True,
     ) -> None:  # fmt: skip
         self.topology, self.chunk, self.scratch_rule = topology, chunk, scratch_rule
         self.values = Values()
@@ -120,7 +117,7 @@ class Machine:
         self.ranks: list[Rank] = []
         thread = 0
         for plan in plans:
-            layout = Layout(plan, spec, topology.size, count, in_place, self.values)
+            layout = Layout(plan, sizes, in_place, self.values)
             rank = Rank(plan, layout, topology, thread)
             self.ranks.append(rank)
             thread = rank.last_thread
@@ -219,7 +216,7 @@ class Machine:
         signals = lane == Lane.ISLAND and index in rank.signals
         if step.kind == StepKind.FLOWS:
             yield from self._flows(rank, me, step, segment)
-        elif rank.device and step.kind != StepKind.COMBINE:
+        elif rank.device and not on_host(rank.plan, step):
             rank.queue.append((step, index, segment, me.clock, signals))
             self.notify(("stream", rank.plan.rank))
             if not signals:
@@ -241,7 +238,7 @@ class Machine:
             step, index, segment, issued, signals = rank.queue.popleft()
             me.where = Where(rank.plan.rank, index, step.kind.name.lower(), segment)
             me.clock = self.join(me.clock, issued)
-            if step.kind not in (StepKind.COMBINE, StepKind.FLOWS):
+            if not on_host(rank.plan, step):
                 yield from self._now(rank, me, step, segment)
             if signals:
                 self.finished(rank, index, me.clock)
@@ -251,7 +248,7 @@ class Machine:
         self.notify(("step", rank.plan.rank, index))
 
     def _now(self, rank: Rank, me: Proc, step: Step, segment: int) -> Waits:
-        if step.kind <= StepKind.REDUCE:
+        if step.kind in VENDOR:
             yield from self.rendezvous.call(self, rank, me, step, segment)
         else:
             self._local(rank, me, step, segment)
@@ -271,31 +268,42 @@ class Machine:
             access = me.access()
             self.store(rank, dst, src.region.read(src.lo, src.hi, access), access)
             return
+        if rank.device and on_host(plan, step) and {step.src.buffer, step.dst.buffer} != {Buffer.HOST_SCRATCH}:
+            raise Fault("combines or scales on the host what does not lie in host memory")
+        if (
+            rank.device
+            and step.kind == StepKind.SCALE
+            and not on_host(plan, step)
+            and step.src.buffer == Buffer.HOST_SCRATCH
+        ):
+            raise Fault("scales on the device what lies in host memory")
         sources = [src]
-        divisor = plan.scale_divisor
         if step.kind == StepKind.COMBINE:
-            divisor = 1.0
-            stride = layout.stride(step.src)
-            sources = [
-                layout.place(step.src, segment, i * stride + n) for i in range(step.n_src)
-            ]  # checks that every block is in bounds
+            stride = layout.stride(step.src) * step.stride
+            if step.n_src < 1 or stride < 0:
+                raise Fault(f"combines {step.n_src} sources, {stride} elements from one to the next")
+            for i in range(step.n_src):
+                layout.place(step.src, segment, i * stride + n)  # every block is in bounds
             sources = [Place(src.region, src.lo + i * stride, src.lo + i * stride + n) for i in range(step.n_src)]
-            if not sources or (rank.device and {step.src.buffer, step.dst.buffer} != {Buffer.HOST_SCRATCH}):
-                raise Fault("combines on the host what does not lie in host memory")
+        elif step.kind != StepKind.SCALE:
+            raise Fault(f"the verifier does not know steps of kind {step.kind!r}")
         access = me.access()
         contents = []
         for place in sources:
             if place != dst:
                 check_apart(place, dst)
             contents.append(place.region.read(place.lo, place.hi, access))
-        combined = step.kind == StepKind.COMBINE
-        self.store(rank, dst, self.combine(plan, contents, divisor, combined), access)
+        if step.kind == StepKind.SCALE and plan.scale_divisor == OWN_FACTOR:
+            found = [(length, *self.values.scaled(plan.rank, (node, index))) for length, node, index in contents[0]]
+        else:
+            found = self.combine(plan, contents, plan.scale_divisor if step.kind == StepKind.SCALE else 1.0)
+        self.store(rank, dst, found, access)
 
-    def combine(self, plan: Plan, contents: list[Content], divisor: float, combined: bool = True) -> Content:
-        redop = RedOp.SUM if plan.redop == RedOp.AVG else plan.redop
+    def combine(self, plan: Plan, contents: list[Content], divisor: float) -> Content:
+        redop = combining(plan.redop)
         result: Content = []
         for length, parts in merge(contents):
-            value = self.values.combined(redop, parts) if combined and len(parts) > 1 else parts[0]
+            value = self.values.combined(redop, parts) if len(parts) > 1 else parts[0]
             node, index = self.values.divided(divisor, value)
             result.append((length, node, index))
         return result
@@ -315,10 +323,7 @@ class Machine:
                 raise Fault("sends or receives memory of the device; the border needs host memory")
             if rank.layout.length(flow.src if flow.src.buffer >= 0 else flow.dst, segment) == 0:
                 continue
-            for earlier, clash in rank.clashes(step, number):
-                if clash and any(earlier == other for other, _ in begun):
-                    raise Fault(clash)
-            orders = {earlier for earlier, clash in rank.clashes(step, number) if not clash}
+            orders = rank.clashes(step, number)
             after = [proc for earlier, procs in begun if earlier in orders for proc in procs]
             where = Where(plan.rank, me.where.step if me.where else -1, "flows", segment, f", {_name(flow.kind)}")
             begun.append((number, start_flow(self, rank, number, me, where, segment, after)))
@@ -333,6 +338,14 @@ class Machine:
         if where is None:
             return PlanFault(text)
         return PlanFault(f"{where}: {text}", rank=where.rank, step=where.step, segment=where.segment)
+
+
+def on_host(plan: Plan, step: Step) -> bool:
+    """Whether the executor does a step at once on the host, where the island's other local steps go onto the device's
+    stream: local_step in executor.c."""
+    if step.kind == StepKind.SCALE:
+        return plan.scale_divisor == OWN_FACTOR or step.dst.buffer == Buffer.HOST_SCRATCH
+    return step.kind in (StepKind.COMBINE, StepKind.FLOWS)
 
 
 def check_apart(src: Place, dst: Place) -> None:

@@ -11,26 +11,24 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 
-from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Lane, Plan, Slice, Step, StepKind, slice_range
+from hetccl.core.plan import Buffer, Lane, Plan, Slice, Step, StepKind, slice_range
 from hetccl.core.topology import Topology
+from hetccl.core.verify.reference_flows import Flows, FlowState, Stuck
 from hetccl.types import RedOp
 
 __all__ = ["Outcome", "Stuck", "run_plans"]
 
 NAN = float("nan")
+CALLS = frozenset(StepKind(kind) for kind in range(StepKind.TRANSFER + 1))  # of the vendor's library
 FOLD: dict[RedOp, Callable[[float, float], float]] = {
     RedOp.SUM: lambda a, b: a + b,
     RedOp.PROD: lambda a, b: a * b,
     RedOp.MAX: lambda a, b: a if a != a or a > b else b,
     RedOp.MIN: lambda a, b: a if a != a or a < b else b,
 }
-
-
-class Stuck(Exception):
-    """The run ended with a lock-up, or with messages or sizes that do not fit."""
 
 
 @dataclass
@@ -51,24 +49,15 @@ def run_plans(
     chunk: int = 4,
     slots: int = 2,
     in_place: Sequence[tuple[int, int] | None] = (),
+    factors: Sequence[float] = (),
 ) -> Outcome:
     """`inputs` are lists by rank; `in_place[r]` is (first element of the input, of the output) in one buffer, or None.
-    broadcast reads and writes OUT. Raises `Stuck`."""
+    broadcast reads and writes OUT. `factors` are the ranks' own, of premul_sum. Raises `Stuck`."""
     world = _World(topology, plans, inputs, count, seed, chunk, slots, in_place)
+    for rank, factor in zip(world.ranks, factors, strict=False):
+        rank.factor = factor
     world.run()
     return Outcome([r.output() for r in world.ranks], world.sent)
-
-
-@dataclass
-class _FlowState:
-    src: list[float]
-    lo: int
-    dst: list[float]
-    at: int
-    n: int
-    pos: int = 0
-    sent: list[int] = field(default_factory=list)
-    done: bool = False
 
 
 @dataclass
@@ -125,11 +114,11 @@ class _World:
         return self.rings.setdefault((source, target, int(channel)), deque())
 
 
-class _Rank:
+class _Rank(Flows):
     def __init__(
         self, world: _World, plan: Plan, data: list[float], count: int, together: tuple[int, int] | None
     ) -> None:
-        self.world, self.plan, self.count = world, plan, count
+        self.world, self.calls, self.plan, self.count = world, world.calls, plan, count
         self.island = world.topology.island_of(plan.rank)
         self.me = world.topology.place(plan.rank)[1]
         self.device = not self.island.host_memory
@@ -156,11 +145,12 @@ class _Rank:
         self.iteration = {lane: -self.shift for lane in Lane}
         self.index = {lane: 0 for lane in Lane}
         self.running: dict[Lane, bool] = {lane: False for lane in Lane}
-        self.flows: dict[int, _FlowState] = {}
+        self.flows: dict[int, FlowState] = {}
         self.stream: deque[tuple[Step, int, int]] = deque()  # step, its number (or -1: no event), segment
         self.open: _Call | None = None
         self.calling = False  # the stream's first step is the open call
         self.made = 0
+        self.factor = NAN
 
     def actors(self) -> list[Callable[[], bool]]:
         found: list[Callable[[], bool]] = [lambda lane=lane: self.lane_step(lane) for lane in Lane]  # type: ignore[misc]
@@ -208,13 +198,13 @@ class _Rank:
             if step.kind == StepKind.FLOWS:
                 self.begin_flows(step, segment)
                 self.running[lane] = True
-            elif self.device and step.kind != StepKind.COMBINE:
+            elif self.device and not self.at_once(step):
                 signals = lane == Lane.ISLAND and number in self.signals
                 self.stream.append((step, number if signals else -1, segment))
                 self.done[number] += not signals
                 self.index[lane] += 1
                 return True
-            elif step.kind <= StepKind.REDUCE:
+            elif step.kind in CALLS:
                 if self.open is not None:
                     return False
                 self.begin_call(step, segment)
@@ -224,7 +214,7 @@ class _Rank:
             moved = self.move_flows(step)
             if not all(self.flows[f].done for f in range(step.first_flow, step.first_flow + step.n_flows)):
                 return moved
-        elif step.kind <= StepKind.REDUCE:
+        elif step.kind in CALLS:
             if self.open is not None:
                 return moved
         else:
@@ -241,7 +231,7 @@ class _Rank:
         if not self.stream:
             return False
         step, number, segment = self.stream[0]
-        if step.kind <= StepKind.REDUCE:
+        if step.kind in CALLS:
             if not self.calling:
                 self.begin_call(step, segment)
                 self.calling = True
@@ -249,17 +239,25 @@ class _Rank:
             if self.open is not None:
                 return False
             self.calling = False
-        elif step.kind in (StepKind.COPY, StepKind.SCALE):
+        elif not self.at_once(step):
             self.local(step, segment)
         self.stream.popleft()
         if number >= 0:
             self.done[number] += 1
         return True
 
+    def at_once(self, step: Step) -> bool:
+        """Done by the host when its turn comes, not by the device's stream."""
+        if step.kind == StepKind.SCALE:
+            return self.plan.scale_divisor == 0.0 or step.dst.buffer == Buffer.HOST_SCRATCH
+        return step.kind in (StepKind.COMBINE, StepKind.FLOWS)
+
     # ---- memory
 
     def at(self, s: Slice, segment: int) -> tuple[list[float], int, int]:
         """(memory, first, number of elements)"""
+        if s.buffer < 0:
+            return [], 0, 0
         lo, hi = slice_range(s, self.lengths[segment], self.plan.units)
         if s.buffer == Buffer.IN:
             return self.inp, self.at_in + s.block * self.count + segment * self.segment + lo, hi - lo
@@ -287,13 +285,14 @@ class _Rank:
         if step.kind == StepKind.COPY:
             self.save(dst, to, self.load(src, lo, n))
         elif step.kind == StepKind.SCALE:
-            self.save(dst, to, [x / self.plan.scale_divisor for x in self.load(src, lo, n)])
+            by = self.plan.scale_divisor
+            self.save(dst, to, [x / by if by else x * self.factor for x in self.load(src, lo, n)])
         else:
-            stride = self.count if step.src.buffer in (Buffer.IN, Buffer.OUT) else self.segment
+            stride = step.stride * (self.count if step.src.buffer in (Buffer.IN, Buffer.OUT) else self.segment)
             self.save(dst, to, self.fold([self.load(src, lo + i * stride, n) for i in range(step.n_src)]))
 
     def fold(self, parts: list[list[float]], divisor: float = 1.0) -> list[float]:
-        redop = RedOp.SUM if self.plan.redop == RedOp.AVG else self.plan.redop
+        redop = RedOp.SUM if self.plan.redop in (RedOp.AVG, RedOp.PREMUL_SUM) else self.plan.redop
         result = [reduce(FOLD[redop], column) for column in zip(*parts, strict=True)]
         return [x / divisor for x in result] if divisor != 1.0 else result
 
@@ -303,28 +302,35 @@ class _Rank:
         n = self.at(step.len, segment)[2]
         if n == 0:
             return
-        src, lo, _ = self.at(step.src, segment)
-        dst, to, _ = self.at(step.dst, segment)
-        call = self.open = _Call(step, n, (src, lo), (dst, to))
-        met = self.world.calls.setdefault((self.island.index, self.made), {})
+        call = self.open = _Call(step, n, self.end(step.src, segment), self.end(step.dst, segment))
+        met = self.calls.setdefault((self.island.index, self.made), {})
         self.made += 1
         met[self.me] = call
         if len(met) == self.island.size:
             self.meet([met[i] for i in range(self.island.size)])
 
+    def end(self, s: Slice, segment: int) -> tuple[list[float], int]:
+        return self.at(s, segment)[:2] if s.buffer >= 0 else ([], 0)
+
     def meet(self, calls: list[_Call]) -> None:
         first = calls[0]
-        if any((c.step.kind, c.n, c.step.root) != (first.step.kind, first.n, first.step.root) for c in calls):
+        if any(
+            (c.step.kind, c.n, c.step.root, c.step.to) != (first.step.kind, first.n, first.step.root, first.step.to)
+            for c in calls
+        ):
             raise Stuck(f"island {self.island.index}: its ranks make different vendor calls")
         kind, n, root, size = first.step.kind, first.n, first.step.root, len(calls)
-        reads = n * size if kind == StepKind.REDUCE_SCATTER else n
-        data = [
-            self.load(*c.src, reads) if kind != StepKind.BROADCAST or i == root else [] for i, c in enumerate(calls)
-        ]
+        reads = n * size if kind in (StepKind.REDUCE_SCATTER, StepKind.ALL_TO_ALL) else n
+        one = kind in (StepKind.BROADCAST, StepKind.TRANSFER)
+        data = [self.load(*c.src, reads) if not one or i == root else [] for i, c in enumerate(calls)]
         average = self.plan.redop == RedOp.AVG and self.plan.divisor == 0.0
         for i, c in enumerate(calls):
             if kind == StepKind.BROADCAST:
                 c.result = data[root]
+            elif kind == StepKind.TRANSFER:
+                c.result = data[root] if i == first.step.to else []
+            elif kind == StepKind.ALL_TO_ALL:
+                c.result = [x for part in data for x in part[i * n : (i + 1) * n]]
             elif kind == StepKind.ALL_GATHER:
                 c.result = [x for part in data for x in part]
             elif kind == StepKind.REDUCE and i != root:
@@ -343,89 +349,3 @@ class _Rank:
         self.save(*call.dst, call.result)
         self.open = None
         return True
-
-    # ---- flows, as in flows.c
-
-    def begin_flows(self, step: Step, segment: int) -> None:
-        for number in range(step.first_flow, step.first_flow + step.n_flows):
-            flow = self.plan.flows[number]
-            src, lo, n_src = self.at(flow.src, segment) if flow.src.buffer >= 0 else ([], 0, 0)
-            dst, to, n_dst = self.at(flow.dst, segment) if flow.dst.buffer >= 0 else ([], 0, 0)
-            n = n_src if flow.src.buffer >= 0 else n_dst
-            self.flows[number] = _FlowState(src, lo, dst, to, n, sent=[0] * len(flow.peers), done=n == 0)
-
-    def move_flows(self, step: Step) -> bool:
-        moved = False
-        numbers = range(step.first_flow, step.first_flow + step.n_flows)
-        for number in numbers:
-            state, flow = self.flows[number], self.plan.flows[number]
-            if state.done or self.blocked(step, number) or (not self.world.eager and self.world.draw.random() < 0.3):
-                continue
-            moved |= self.move(flow, state)
-        return moved
-
-    def blocked(self, step: Step, number: int) -> bool:
-        flow = self.plan.flows[number]
-        return any(
-            not self.flows[e].done
-            and (self.plan.flows[e].kind, self.plan.flows[e].channel) == (flow.kind, flow.channel)
-            and set(self.plan.flows[e].peers) & set(flow.peers)
-            for e in range(step.first_flow, number)
-        )
-
-    def move(self, flow: Flow, s: _FlowState) -> bool:
-        before = (s.pos, *s.sent)
-        if flow.kind == FlowKind.SEND:
-            self.send(flow, s, 0, s.src, s.lo, s.n, flow.channel)
-            s.pos = s.sent[0]
-            s.done = s.pos == s.n
-        elif flow.kind in (FlowKind.RECV, FlowKind.FORWARD):
-            if s.pos < s.n:
-                m = min(self.world.chunk, s.n - s.pos)
-                data = self.take([flow.peers[0]], flow.channel, m)
-                if data:
-                    self.save(s.dst, s.at + s.pos, data[0])
-                    s.pos += m
-            if flow.kind == FlowKind.FORWARD:
-                self.send(flow, s, 1, s.dst, s.at, s.pos, flow.channel)
-            s.done = s.pos == s.n and (flow.kind == FlowKind.RECV or s.sent[1] == s.n)
-        elif flow.kind == FlowKind.OWN:
-            if s.pos < s.n:
-                self.combine(flow, s)
-            for k in range(len(flow.peers) if flow.give_back else 0):
-                self.send(flow, s, k, s.dst, s.at, s.pos, Channel.RESULT)
-            s.done = s.pos == s.n and (not flow.give_back or all(n == s.n for n in s.sent))
-        else:
-            m = min(self.world.chunk, s.n - s.pos)
-            for k in range(len(flow.peers)):
-                self.send(flow, s, k, s.src, s.lo, s.pos + m, flow.channel)
-            if all(n == s.pos + m for n in s.sent):
-                self.combine(flow, s)
-            s.done = s.pos == s.n
-        return (s.pos, *s.sent) != before
-
-    def send(self, flow: Flow, s: _FlowState, k: int, memory: list[float], lo: int, limit: int, channel: int) -> None:
-        source, target = self.plan.rank, flow.peers[k]
-        ring = self.world.ring(source, target, channel)
-        if s.sent[k] < limit and len(ring) < self.world.slots:
-            m = min(self.world.chunk, s.n - s.sent[k])
-            ring.append(self.load(memory, lo + s.sent[k], m))
-            s.sent[k] += m
-            self.world.sent[source, target] = self.world.sent.get((source, target), 0) + m
-
-    def take(self, peers: Sequence[int], channel: int, m: int) -> list[list[float]]:
-        rings = [self.world.ring(p, self.plan.rank, channel) for p in peers]
-        if not all(rings):
-            return []
-        if any(len(ring[0]) != m for ring in rings):
-            raise Stuck(f"rank {self.plan.rank}: a message of another size came")
-        return [ring.popleft() for ring in rings]
-
-    def combine(self, flow: Flow, s: _FlowState) -> None:
-        m = min(self.world.chunk, s.n - s.pos)
-        parts = self.take(flow.peers, Channel.CONTRIBUTE, m)
-        if not parts:
-            return
-        parts.insert(flow.position, self.load(s.src, s.lo + s.pos, m))
-        self.save(s.dst, s.at + s.pos, self.fold(parts, self.plan.divisor if flow.finish else 1.0))
-        s.pos += m

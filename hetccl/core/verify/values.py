@@ -14,22 +14,25 @@ from typing import Any, NamedTuple
 
 from hetccl.types import RedOp
 
-__all__ = ["UNDEFINED", "Content", "Leaf", "Values", "merge"]
+__all__ = ["UNDEFINED", "UNSCALED", "Content", "Leaf", "Values", "cut", "merge"]
 
 Content = list[tuple[int, int, int]]
 
 UNDEFINED = -1  # a library may have scribbled here
+UNSCALED, MISSCALED = -1, -2
 
 
 class Leaf(NamedTuple):
     """One input in a value: element index + offset of rank's input, divided `inner` before and `outer` after the first
-    combination. `averaged`: the vendor's library divided."""
+    combination. `averaged`: the vendor's library divided. `factor`: the rank whose own factor it was multiplied by
+    before the first combination, UNSCALED, or MISSCALED (twice, or later)."""
 
     rank: int
     offset: int
     inner: float
     outer: float
     averaged: bool
+    factor: int = UNSCALED
 
 
 class Values:
@@ -55,12 +58,16 @@ class Values:
     def divided(self, divisor: float, value: tuple[int, int]) -> tuple[int, int]:
         return value if divisor == 1.0 else (self._node(("/", divisor, value[0])), value[1])
 
+    def scaled(self, rank: int, value: tuple[int, int]) -> tuple[int, int]:
+        """Multiplied by a rank's own factor (premul_sum)."""
+        return self._node(("*", rank, value[0])), value[1]
+
     def operators(self, node: int) -> set[RedOp]:
         """The operators in a term."""
         term = self._terms[node]
         if term[0] == "in":
             return set()
-        if term[0] == "/":
+        if term[0] in ("/", "*"):
             return self.operators(term[2])
         return {term[1]}.union(*(self.operators(child) for child, _ in term[3]))
 
@@ -94,6 +101,8 @@ class Values:
             return f"in{term[1]}[{index}]"
         if term[0] == "/":
             return f"{self.text(term[2], index)}/{term[1]:g}"
+        if term[0] == "*":
+            return f"factor{term[1]}*{self.text(term[2], index)}"
         inside = ", ".join(self.text(child, index + offset) for child, offset in term[3])
         return f"{term[1].label}({inside})"
 
@@ -113,8 +122,13 @@ class Values:
     def _expand(self, term: tuple[Any, ...]) -> Iterator[Leaf]:
         if term[0] == "in":
             yield Leaf(term[1], 0, 1.0, 1.0, False)
+        elif term[0] == "*":
+            combined = bool(self.operators(term[2]))
+            for leaf in self.leaves(term[2]):
+                once = leaf.factor == UNSCALED and not combined
+                yield leaf._replace(factor=term[1] if once else MISSCALED)
         elif term[0] == "/":
-            combined = self._terms[term[2]][0] in ("op", "vendor")
+            combined = bool(self.operators(term[2]))
             for leaf in self.leaves(term[2]):
                 if combined or leaf.outer != 1.0:
                     yield leaf._replace(outer=leaf.outer * term[1])
@@ -126,7 +140,8 @@ class Values:
                 for leaf in self.leaves(child):
                     # a division between two combinations is neither before the first nor after the last: never right
                     inner = leaf.inner if leaf.outer == 1.0 else float("nan")
-                    yield Leaf(leaf.rank, leaf.offset + offset, inner, leaf.outer * by, leaf.averaged or by != 1.0)
+                    averaged = leaf.averaged or by != 1.0
+                    yield Leaf(leaf.rank, leaf.offset + offset, inner, leaf.outer * by, averaged, leaf.factor)
 
 
 def merge(contents: Sequence[Content]) -> Iterator[tuple[int, list[tuple[int, int]]]]:
@@ -144,3 +159,14 @@ def merge(contents: Sequence[Content]) -> Iterator[tuple[int, list[tuple[int, in
             if used[i] == c[places[i]][0]:
                 places[i] += 1
                 used[i] = 0
+
+
+def cut(content: Content, lo: int, length: int) -> Content:
+    """Elements [lo, lo + length) of a content."""
+    result, at, hi = [], 0, lo + length
+    for size, node, index in content:
+        first, last = max(at, lo), min(at + size, hi)
+        if first < last:
+            result.append((last - first, node, index + first - at))
+        at += size
+    return result

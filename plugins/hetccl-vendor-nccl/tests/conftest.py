@@ -3,20 +3,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hetccl_vendor_nccl import driver
 
 BUILDER = Path(__file__).resolve().parents[3] / "tests" / "standins" / "build.py"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def standins(tmp_path_factory: pytest.TempPathFactory, require: Callable[[object, str, str], None]) -> Iterator[Path]:
-    """Folder of the built stand-ins, loaded here and found by the ranks that are started."""
+    """Folder of the built stand-ins, which this process and the ranks that it starts take for the real libraries."""
     require(shutil.which("gcc") and shutil.which("g++"), "a C and C++ compiler", "apt-get install g++")
     spec = importlib.util.spec_from_file_location("standins_build", BUILDER)
     assert spec is not None and spec.loader is not None
@@ -27,6 +27,6 @@ def standins(tmp_path_factory: pytest.TempPathFactory, require: Callable[[object
     with pytest.MonkeyPatch.context() as patch:
         for name, value in build.environment(folder).items():
             patch.setenv(name, value)
-        for name in build.NVIDIA:
-            ctypes.CDLL(str(folder / name))
+        for shape in ("RUNTIME", "NCCL"):
+            patch.setattr(driver, shape, build.by_path(getattr(driver, shape), folder))
         yield folder

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Python reads of a communicator's C half, and sets in it once, by its address (`Core.address`)."""
+
+from libc.stdint cimport uintptr_t
+from libc.stdlib cimport calloc
+
+from hetccl.core._engine cimport hx_comm, hx_entry, hx_group, hx_identity
+from hetccl.native.combine cimport hetccl_dtype_size
+
+from hetccl.errors import UnsupportedError
+
+NAMES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "transfer")
+
+
+def counters(uintptr_t address):
+    """Counters of this rank, by name."""
+    cdef hx_comm *c = <hx_comm *>address
+    cdef int i
+    return {
+        "vendor_calls": {name: c.vendor_calls[i] for i, name in enumerate(NAMES)},
+        "group_calls": c.group_calls,
+        "device_sums": c.device_sums,
+        "border_sent": c.border_sent,
+        "staged_bytes": c.staged_bytes,
+    }
+
+
+def board_calls(uintptr_t address):
+    """What each rank of this host called last: (rank, op, dtype, redop, root, count, sequence)."""
+    cdef hx_comm *c = <hx_comm *>address
+    cdef hx_entry *e = c.board.entry if c.board != NULL else NULL
+    return [(r, e[r].now.op, e[r].now.dtype, e[r].now.redop, e[r].now.root, e[r].now.count, e[r].now.sequence)
+            for r in range(c.size if e != NULL else 0)]
+
+
+def set_groups(uintptr_t address, groups):
+    """`groups`: for each group of my island's ranks its vendor communicator (0: I am not in it) and its island ranks.
+
+    Before the first operation.
+    """
+    cdef hx_comm *c = <hx_comm *>address
+    cdef int i
+    c.groups = <hx_group *>calloc(max(1, len(groups)), sizeof(hx_group))
+    if c.groups == NULL:
+        raise MemoryError
+    for i, (comm, members) in enumerate(groups):
+        c.groups[i].comm = <void *><uintptr_t>comm
+        c.groups[i].first, c.groups[i].size = members[0], len(members)
+    c.n_groups = len(groups)
+
+
+def identity(int dtype, int redop, int count=1):
+    """The bytes of `count` elements that leave the operator's other side as it is. Raises `UnsupportedError` if there are
+    none."""
+    cdef bytearray held = bytearray(count * hetccl_dtype_size(dtype))
+    cdef unsigned char[::1] view = held
+    if hx_identity(&view[0], count, dtype, redop):
+        raise UnsupportedError(f"operator {redop} has no neutral element in element type {dtype}")
+    return bytes(held)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vendor communicators of one rank: its island's, and those of the groups of island ranks that it belongs to."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+
+from hetccl.core.groups import groups_of
+from hetccl.core.store import StoreView
+from hetccl.core.topology import Topology
+from hetccl.errors import HetcclError
+from hetccl.tables import CclTable
+from hetccl.vendors.base import Vendor
+
+__all__ = ["VendorComms"]
+
+ABORT = 2  # HETCCL_CCL_ABORT
+
+
+class VendorComms:
+    """Handles of the vendor's library. `island` is 0 in an island of one rank, which needs none."""
+
+    def __init__(self, ccl: CclTable) -> None:
+        self._ccl = ccl
+        self.island = 0
+        self.groups: list[tuple[int, tuple[int, ...]]] = []  # handle (0: not in it) and island ranks, but the island
+
+    def join(
+        self, view: StoreView, vendor: Vendor, topology: Topology, rank: int, deadline: float, groups: bool
+    ) -> None:
+        """Blocks until all ranks of the island have joined; `groups`: also the communicators of its parts, in one order
+        on all ranks. What has been joined is destroyed if a later one fails."""
+        island = topology.island_of(rank)
+        me = island.ranks.index(rank)
+        if island.size == 1:
+            return
+        vendor.local_ranks = topology.host_ids.count(topology.host_ids[rank])
+        wanted = (
+            groups_of(island.size, len(topology.islands)) if groups and island.splits else ((*range(island.size),),)
+        )
+        try:
+            for number, members in enumerate(wanted):
+                handle = 0
+                if me in members:
+                    ranks = [island.ranks[m] for m in members]
+                    handle = _join_one(view, vendor, f"island/{island.index}/{number}", ranks, rank, deadline)
+                if number:
+                    self.groups.append((handle, members))
+                else:
+                    self.island = handle
+        except BaseException:
+            self.destroy()
+            raise
+
+    def abort(self) -> None:
+        """Ends running calls, where the library can. Never blocks."""
+        if self._ccl.caps & ABORT:
+            for handle in self._handles():
+                self._ccl.abort(handle)
+
+    def destroy(self) -> None:
+        """After the last call has ended. Idempotent; what the library complains of then is of no interest any more."""
+        handles = self._handles()
+        self.island, self.groups = 0, []
+        for handle in reversed(handles):
+            with contextlib.suppress(HetcclError):
+                self._ccl.destroy(handle)
+
+    def _handles(self) -> list[int]:
+        return [h for h in (self.island, *(handle for handle, _ in self.groups)) if h]
+
+
+def _join_one(view: StoreView, vendor: Vendor, key: str, ranks: Sequence[int], rank: int, deadline: float) -> int:
+    if rank == ranks[0]:
+        unique_id = vendor.new_id()
+        view.put(key, unique_id)
+    else:
+        unique_id = view.take(key, "island", ranks[0])
+    return vendor.create_comm(ranks.index(rank), len(ranks), unique_id, max(1.0, deadline - time.monotonic()))
