@@ -88,7 +88,8 @@ static int give(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, const ch
     hx_direct *d = c->direct;
     int channel = f->kind == HX_FLOW_OWN ? HETCCL_CHANNEL_RESULT :
                   f->kind == HX_FLOW_EXCHANGE ? HETCCL_CHANNEL_CONTRIBUTE : f->channel;
-    hx_ring *r = &c->peers[f->peer[k]].window->out[channel];
+    hx_window *win = c->peers[f->peer[k]].window;
+    hx_ring *r = &win->out[channel];
     int rc;
     for (; st->out_ended[k] < st->out_begun[k]; *moved = 1) {
         rc = c->host_memory ? HETCCL_OK : c->dev->event_query(c->dev_ctx, r->event[r->ended % HX_SLOTS]);
@@ -97,8 +98,7 @@ static int give(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, const ch
         if (rc != HETCCL_OK)
             return hx_direct_error(c, w, rc, "a copy to the host");
         atomic_store_explicit(&r->shared->sent.value, ++r->ended, memory_order_release);
-        size_t n = hx_chunk_at(st, st->out_ended[k]++);
-        atomic_fetch_add_explicit(&c->border_sent, n * es, memory_order_relaxed);
+        hx_sent(c, win, hx_chunk_at(st, st->out_ended[k]++) * es);
     }
     for (; st->out_begun[k] < limit; *moved = 1) {
         uint32_t full = r->begun - atomic_load_explicit(&r->shared->taken.value, memory_order_acquire), slot = r->begun % HX_SLOTS;
@@ -125,7 +125,7 @@ static int give(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, const ch
         if (c->host_memory) {               /* at once: the peer takes it while we copy the next */
             atomic_store_explicit(&r->shared->sent.value, ++r->ended, memory_order_release);
             st->out_ended[k]++;
-            atomic_fetch_add_explicit(&c->border_sent, n, memory_order_relaxed);
+            hx_sent(c, win, n);
         }
     }
     return HETCCL_OK;

@@ -62,6 +62,7 @@ typedef struct hx_window {
     char *arrived;                          /* device memory: contributions wait there, slot by slot, to be combined */
     uint32_t arrived_free;                  /* contributions combined so far */
     void *base;                             /* registered with the device, or NULL */
+    _Atomic uint64_t sent;                  /* bytes that this rank has sent through it */
 } hx_window;
 
 enum { HX_HOW_AUTO = 0, HX_HOW_RESIDENT = 1, HX_HOW_KERNEL = 2, HX_HOW_HOST = 3 };
@@ -102,6 +103,18 @@ void hx_direct_close(hx_comm *c);           /* unregisters; before the transport
 /* Orders stream `which` behind what the work's own stream holds, once a work. */
 int hx_direct_fence(hx_comm *c, hx_work *w, int which);
 int hx_direct_error(hx_comm *c, hx_work *w, int rc, const char *what);
+
+static inline void hx_sent(hx_comm *c, hx_window *win, size_t nbytes)
+{
+    atomic_fetch_add_explicit(&c->border_sent, nbytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&win->sent, nbytes, memory_order_relaxed);
+}
+
+static inline uint64_t hx_direct_sent(const hx_comm *c, int peer)
+{
+    hx_window *win = c->peers[peer].window;
+    return win ? atomic_load_explicit(&win->sent, memory_order_relaxed) : 0;
+}
 
 static inline int hx_goes_direct(const hx_comm *c) { return c->direct && c->direct->agreed; }
 

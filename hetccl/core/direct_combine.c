@@ -276,7 +276,7 @@ int hx_words_run(hx_work *w, const hx_flow *f, hx_flow_state *st, int *moved)
     }
     if (atomic_load_explicit(&words->done.value, memory_order_acquire) != win->exchanges)
         return HETCCL_IN_PROGRESS;
-    atomic_fetch_add_explicit(&c->border_sent, st->n * hetccl_dtype_size(w->plan->dtype), memory_order_relaxed);
+    hx_sent(c, win, st->n * hetccl_dtype_size(w->plan->dtype));
     *moved = 1;
     st->done = 1;
     return HETCCL_OK;

@@ -66,8 +66,8 @@ ALGORITHMS: dict[Op, dict[str, Algorithm]] = {
     Op.ALL_TO_ALL: {"direct": all_to_all.direct},
 }
 
-# Between two ranks on the direct path, at any size: an exchange of everything sends as many bytes as two steps of halves
-# and is as fast, and nothing is gained by cutting blocks up (docs/design/device-path.md).
+# Between two ranks on the direct path, at any size: an exchange of everything sends as many bytes as two steps of
+# halves and is as fast, and nothing is gained by cutting blocks up (docs/design/device-path.md).
 PAIR = {"all_reduce": "exchange", "broadcast": "chain", "all_gather": "direct", "reduce_scatter": "direct"}
 
 REDUCING = frozenset({Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.REDUCE})

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that wait for words in host memory: one that stays and sums chunk after chunk, and one that exchanges small
-data with another rank by itself. Part of the source text of `cuda_kernels`.
+"""Kernels that wait for words in host memory: one that stays and sums chunk after chunk, and one that exchanges
+small data with another rank by itself. Part of the source text of `cuda_kernels`.
 
-What they need of a device beyond plain C++ is written twice: as PTX, and with the compilers' atomic builtins (hipRTC, whose
-builtins are of system scope, and the stand-in).
+What they need of a device beyond plain C++ is written twice: as PTX, and with the compilers' atomic builtins (hipRTC,
+whose builtins are of system scope, and the stand-in).
 """
 
 from __future__ import annotations
@@ -58,10 +58,11 @@ HETCCL_FN void hetccl_release(uint32_t *p, uint32_t v)
 { asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
 HETCCL_FN uint64_t hetccl_now(void) { uint64_t t; asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t)); return t; }
 HETCCL_FN hetccl_w4 hetccl_load16(const void *p)        /* past L1: engines write there while the kernel runs */
-{ hetccl_w4 w; asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(w.v[0]), "=r"(w.v[1]), "=r"(w.v[2]), "=r"(w.v[3])
-                            : "l"(p) : "memory"); return w; }
+{ hetccl_w4 w; asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(w.v[0]), "=r"(w.v[1]), "=r"(w.v[2]),
+                            "=r"(w.v[3]) : "l"(p) : "memory"); return w; }
 HETCCL_FN void hetccl_store16(void *p, hetccl_w4 w)
-{ asm volatile("st.global.cs.v4.u32 [%0], {%1,%2,%3,%4};" :: "l"(p), "r"(w.v[0]), "r"(w.v[1]), "r"(w.v[2]), "r"(w.v[3]) : "memory"); }
+{ asm volatile("st.global.cs.v4.u32 [%0], {%1,%2,%3,%4};" :: "l"(p), "r"(w.v[0]), "r"(w.v[1]), "r"(w.v[2]),
+               "r"(w.v[3]) : "memory"); }
 HETCCL_FN void hetccl_put(void *p, uint32_t a, uint32_t flag, uint32_t b)
 { asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%2};" :: "l"(p), "r"(a), "r"(flag), "r"(b) : "memory"); }
 HETCCL_FN hetccl_w4 hetccl_get(const void *p)
@@ -80,7 +81,8 @@ HETCCL_FN void hetccl_put(void *p, uint32_t a, uint32_t flag, uint32_t b)       
 { __atomic_store_n((uint64_t *)p, a | (uint64_t)flag << 32, __ATOMIC_RELAXED);
   __atomic_store_n((uint64_t *)p + 1, b | (uint64_t)flag << 32, __ATOMIC_RELAXED); }
 HETCCL_FN hetccl_w4 hetccl_get(const void *p)
-{ uint64_t a = __atomic_load_n((const uint64_t *)p, __ATOMIC_RELAXED), b = __atomic_load_n((const uint64_t *)p + 1, __ATOMIC_RELAXED);
+{ const uint64_t *q = (const uint64_t *)p;
+  uint64_t a = __atomic_load_n(q, __ATOMIC_RELAXED), b = __atomic_load_n(q + 1, __ATOMIC_RELAXED);
   hetccl_w4 w = {{(uint32_t)a, (uint32_t)(a >> 32), (uint32_t)b, (uint32_t)(b >> 32)}}; return w; }
 HETCCL_FN uint32_t hetccl_count_up(uint32_t *p) { return __atomic_fetch_add(p, 1u, __ATOMIC_ACQ_REL); }
 HETCCL_FN void hetccl_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
@@ -106,7 +108,8 @@ HETCCL_FN void hetccl_last_block(uint32_t *counter, uint32_t *word, uint32_t val
 }
 """
 
-# Only one block polls host memory and passes the news on: with all of them polling, four blocks lost a third of their speed.
+# Only one block polls host memory and passes the news on: with all of them polling, four blocks lost a third of their
+# speed.
 _RESIDENT = """
 struct hetccl_resident_args {
     void *dst; uint64_t count, chunk; double divisor;
@@ -114,15 +117,16 @@ struct hetccl_resident_args {
     uint32_t n_src, divides, op, base, slots, pad; uint64_t slot_bytes, timeout_ns;
     uint32_t *arrive, *freed, *stop, *scratch;
 };
-template <class E> HETCCL_FN const char *hetccl_source(const hetccl_resident_args &a, uint32_t k, uint32_t t, uint64_t at)
+template <class E>
+HETCCL_FN const char *hetccl_source(const hetccl_resident_args &a, uint32_t k, uint32_t t, uint64_t at)
 {
     return a.ring[k] ? (const char *)a.src[k] + (uint64_t)((a.first[k] + t) % a.slots) * a.slot_bytes
                      : (const char *)a.src[k] + at * sizeof(typename E::T);
 }
-/* Sums of two only, in code that is as short as it can be: hundreds of kernels are compiled when a process starts. The rest
+/* Sums of two only, in code that is as short as it can be: many kernels are compiled when a process starts. The rest
  * takes a kernel a chunk. */
-template <class E, bool DIVIDES> HETCCL_FN void hetccl_sum(const hetccl_resident_args &a, const char *s0, const char *s1,
-                                                           typename E::T *dst, uint64_t n)
+template <class E, bool DIVIDES>
+HETCCL_FN void hetccl_sum(const hetccl_resident_args &a, const char *s0, const char *s1, typename E::T *dst, uint64_t n)
 {
     typedef typename E::T T;
     typedef typename E::C C;
@@ -261,6 +265,8 @@ struct hetccl_e_%(label)s {
         }
     }
 };
-extern "C" __global__ void __launch_bounds__(512) %(resident)s(hetccl_resident_args a) { hetccl_resident<hetccl_e_%(label)s>(a); }
-extern "C" __global__ void __launch_bounds__(512, 4) %(words)s(hetccl_words_args a) { hetccl_words<hetccl_e_%(label)s>(a); }
+extern "C" __global__ void __launch_bounds__(512) %(resident)s(hetccl_resident_args a)
+{ hetccl_resident<hetccl_e_%(label)s>(a); }
+extern "C" __global__ void __launch_bounds__(512, 4) %(words)s(hetccl_words_args a)
+{ hetccl_words<hetccl_e_%(label)s>(a); }
 """
