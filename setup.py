@@ -40,6 +40,7 @@ ENGINE = tuple(
         "windows",
         "direct",
         "direct_combine",
+        "direct_p2p",
         "device_sum",
         "identity",
         "comm",

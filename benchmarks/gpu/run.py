@@ -217,7 +217,8 @@ def direct(run: Run) -> None:
         found = report(run, f"direct_{op}_{kind}", ranks(run, "times", spec, 60, op, kind))
         for nbytes, us in (found[0]["us"] if found else {}).items():
             low, high = found[0]["p5_p95"][nbytes]
-            print(f"{op:>15} {kind} {nbytes:>11} B {us:10.1f} us {int(nbytes) / us / 1e3:7.2f} GB/s  p5 {low:.1f} p95 {high:.1f}")
+            rate = int(nbytes) / us / 1e3
+            print(f"{op:>15} {kind} {nbytes:>11} B {us:10.1f} us {rate:7.2f} GB/s  p5 {low:.1f} p95 {high:.1f}")
         if op == "all_reduce" and kind == "float32":
             found = report(run, "direct_beside", ranks(run, "beside", spec, 60))
             print(json.dumps(found[0] if found else None))

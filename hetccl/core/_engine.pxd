@@ -149,6 +149,7 @@ cdef extern from "executor.h" nogil:
         size_t nbytes
         char *p2p_ptr
         char *p2p_staging
+        int32_t p2p_device
         void *events[16]
         int32_t n_events
         uint32_t finished
@@ -229,6 +230,7 @@ cdef extern from "direct.h" nogil:
     int hx_direct_open(hx_comm *c, int how, int may_spin, char *text, size_t room)
     void hx_direct_agree(hx_comm *c, const uint8_t *spinning)
     int hx_direct_spins(const hx_comm *c)
+    uint64_t hx_direct_sent(const hx_comm *c, int peer)
     void hx_direct_close(hx_comm *c)
 
 

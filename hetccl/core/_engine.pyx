@@ -115,12 +115,11 @@ cdef class Core:
     def agree_direct(self, bytes spinning):
         """All ranks can, and all use it from now on; by rank, whether kernels spin there. None: not all can."""
         if spinning is None:
-            hx_direct_close(self.c)
-        else:
-            hx_direct_agree(self.c, <const uint8_t *><const char *>spinning)
+            return hx_direct_close(self.c)
+        hx_direct_agree(self.c, <const uint8_t *><const char *>spinning)
 
     @property
-    def spins(self):
+    def spins(self):  # whether this rank's kernels may wait for others'
         return bool(hx_direct_spins(self.c))
 
     def start(self):
@@ -265,7 +264,7 @@ cdef class Core:
             raise MemoryError
         w.sending, w.peer, w.tag, w.nbytes = sending, peer, tag, nbytes
         w.inp = w.out = <char *>ptr
-        w.p2p_ptr, w.p2p_staging = <char *>ptr, NULL
+        w.p2p_ptr, w.p2p_staging, w.p2p_device = <char *>ptr, NULL, 0
         w.deadline_ns = self.deadline(timeout)
         try:
             if not self.c.host_memory and nbytes and not self.on_host(ptr, nbytes):
@@ -318,8 +317,7 @@ cdef class Core:
         return bool(self.c.lane_abandoned)
 
     @property
-    def address(self):
-        """Of the C half, for `_state`."""
+    def address(self):  # of the C half, for `_state`
         return <uintptr_t>self.c
 
     def shut(self, double patience):

@@ -120,13 +120,14 @@ class Communicator(Collectives):
         self._connector = Connector(self.rank, joined.transports, joined.tables, self._linked)
         self._connector.start(joined.records)
         self._connector.connect_border(joined.topology.border_pairs(), joined.deadline, joined.check)
-        if direct.agree(self._core, joined, config.device_path):
+        self._direct = direct.agree(self._core, joined, config.device_path)
+        if self._direct:
             self._planner.use_direct()
         control = joined.control
         self._core.set_shared(joined.topology.chunk_bytes, control.address, control.owner)
         self._core.start()
         self._watch = Watch(
-            self._core, control, bool(joined.ccl.caps & 2),
+            self._core, self.size, joined.control.state, bool(joined.ccl.caps & 2),
             lambda: str(failures(self._core.failed, "", self._core.failed_ranks())),
         )  # fmt: skip
         reactor().every_tick(self._watch.tick)
@@ -267,7 +268,8 @@ class Communicator(Collectives):
         peer_bytes: dict[int, int] = {}
         for peer, (name, endpoint) in self._endpoints.items():
             sent = self._joined.tables[name].counters(endpoint)["bytes_sent"]
-            key = self._connector.path(peer) or name
+            sent += _state.direct_sent(self._core.address, peer)
+            key = self._path(peer) or name
             path_bytes[key] = path_bytes.get(key, 0) + sent
             peer_bytes[peer] = sent
         return {
@@ -304,8 +306,12 @@ class Communicator(Collectives):
         for pair in self._topology.border_pairs():
             if self.rank in pair:
                 other = pair[0] if pair[1] == self.rank else pair[1]
-                found[pair] = self._connector.path(other) or "not connected"
+                found[pair] = self._path(other) or "not connected"
         return found
+
+    def _path(self, peer: int) -> str | None:
+        path = self._connector.path(peer)
+        return f"{path}, direct" if path and self._direct else path
 
     @property
     def islands(self) -> list[list[int]]:

@@ -411,9 +411,9 @@ VARIABLES: tuple[Variable, ...] = (
         "HETCCL_DEVICE_PATH",
         "auto, resident, kernel, host or staged",
         "auto",
-        "How data of devices crosses between islands of one host. Straight between device and shared pinned memory, summed "
-        "by a resident kernel, by a kernel a chunk, or by the host; or staged through private memory. auto: the fastest "
-        "that works on all ranks. Where one rank says staged, all are.",
+        "How data of devices crosses between islands of one host: straight between device and shared pinned memory, "
+        "summed by a resident kernel, by a kernel a chunk, or by the host; or staged through private memory. auto: the "
+        "fastest that works on all ranks. Where one rank says staged, all are.",
         _one_of("auto", "resident", "kernel", "host", "staged"),
     ),
 )

@@ -161,7 +161,7 @@ static int by_host(hx_work *w, const hx_flow *f, hx_flow_state *st, uint32_t rea
     hx_comm *c = w->comm;
     hx_direct *d = c->direct;
     hx_combiner *m = &d->combiner[st->combiner];
-    int exchange = f->kind == HX_FLOW_EXCHANGE, stream = HX_STREAM_IN + (st->combiner & 1), rc = HETCCL_OK;
+    int exchange = f->kind == HX_FLOW_EXCHANGE, stream = HX_STREAM_IN, rc = HETCCL_OK;
     size_t room = d->kernels ? HX_BY_HOST_BYTES : HX_SLOT_BYTES;
     for (; !exchange && st->fetch_begun < st->chunks && st->fetch_begun - st->combined < HX_SLOTS; st->fetch_begun++, *moved = 1) {
         uint32_t t = st->fetch_begun;
@@ -276,7 +276,7 @@ int hx_words_run(hx_work *w, const hx_flow *f, hx_flow_state *st, int *moved)
     }
     if (atomic_load_explicit(&words->done.value, memory_order_acquire) != win->exchanges)
         return HETCCL_IN_PROGRESS;
-    atomic_fetch_add_explicit(&c->border_sent, st->n * hetccl_dtype_size(w->plan->dtype), memory_order_relaxed);
+    hx_sent(c, win, st->n * hetccl_dtype_size(w->plan->dtype));
     *moved = 1;
     st->done = 1;
     return HETCCL_OK;

@@ -115,6 +115,7 @@ typedef struct hx_work {
     int32_t sending, peer, tag, p2p_state;
     uint32_t message;                  /* number of the message on its link */
     size_t nbytes, p2p_done;
+    int32_t p2p_device;                /* p2p_ptr is the device's memory: its data goes by the direct path */
     char *p2p_ptr;                     /* host memory that is sent from or received into */
     char *p2p_staging;                 /* pinned, for device memory */
     struct hx_work *p2p_next;

@@ -67,6 +67,10 @@ ALGORITHMS: dict[Op, dict[str, Algorithm]] = {
     Op.ALL_TO_ALL: {"direct": all_to_all.direct},
 }
 
+# Between two ranks on the direct path, at any size: an exchange of everything sends as many bytes as two steps of
+# halves and is as fast, and nothing is gained by cutting blocks up (docs/design/device-path.md).
+PAIR = {"all_reduce": "exchange", "broadcast": "chain", "all_gather": "direct", "reduce_scatter": "direct"}
+
 REDUCING = frozenset({Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.REDUCE})
 
 
@@ -89,7 +93,7 @@ class Planner:
         self.forced = forced
         self.gate = Gate(topology, verify, rank)
         self.selector = Selector(topology, table or CostTable(), ALGORITHMS, forced)
-        self._verify, self._table = verify, table or CostTable()
+        self._given = verify, table or CostTable(), combine
         for op, name in forced.items():
             known = {o.label: sorted(a) for o, a in ALGORITHMS.items()}
             if op not in known or name not in known[op]:
@@ -102,14 +106,13 @@ class Planner:
 
     def use_direct(self) -> None:
         """Plans border messages from and into device memory. Before the first plan, and on all ranks or none."""
+        verify, table, combine = self._given
         islands = tuple(replace(i, direct=not i.host_memory) for i in self.topology.islands)
-        self.topology = replace(self.topology, islands=islands, _place={})
-        self.gate = Gate(self.topology, self._verify, self.rank)
-        forced = dict(self.forced)
-        if len(islands) == 2 and all(i.size == 1 for i in islands):
-            # an exchange sends as many bytes as two steps of halves, and is as fast (docs/design/device-path.md)
-            forced.setdefault("all_reduce", "exchange")
-        self.selector = Selector(self.topology, self._table, ALGORITHMS, forced)
+        topology = self.topology = replace(self.topology, islands=islands, _place={})
+        self.ways = Ways(topology, combine, rates_of(table))
+        self.gate = Gate(topology, verify, self.rank)
+        chosen = PAIR if len(islands) == 2 and topology.size == 2 else {}
+        self.selector = Selector(topology, table, ALGORITHMS, {**chosen, **self.forced})
 
     def limits(self, op: int) -> tuple[int, ...]:
         """The last size in bytes of each bucket of an operation, but for the last bucket."""

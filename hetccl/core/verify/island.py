@@ -135,11 +135,9 @@ class Rendezvous:
             sources = [cut(content, i * n, n) for content in contents]
         # an all_reduce need not give all ranks the same bits; the ranks of the only island are taken as they come
         call = (*key, i) if kind == StepKind.ALL_REDUCE and len(self._topology.islands) > 1 else key
-        neutral = machine.values.neutral()[0]
         result = []
         for length, parts in merge([content for content in sources if content]):
-            real = [part for part in parts if part[0] != neutral]
-            node, index = machine.values.by_vendor(redop, call, real or parts)
+            node, index = machine.values.by_vendor(redop, call, parts)
             result.append((length, node, index))
             if any(self._topology.place(leaf.rank)[0] != key[0] for leaf in machine.values.leaves(node)):
                 rank = self._topology.islands[key[0]].ranks[i]  # it combines what came over the border

@@ -284,9 +284,6 @@ class Machine:
             and step.src.buffer == Buffer.HOST_SCRATCH
         ):
             raise Fault("scales on the device what lies in host memory")
-        if step.kind == StepKind.FILL:
-            self.store(rank, dst, [(n, *self.values.neutral())], me.access())
-            return
         sources = [src]
         if step.kind == StepKind.COMBINE:
             stride = layout.stride(step.src) * step.stride

@@ -55,10 +55,6 @@ class Values:
         """Combined by a vendor's library: another call, even with the same parts, need not give the same bits."""
         return self._operator("vendor", redop, call, parts)
 
-    def neutral(self) -> tuple[int, int]:
-        """What leaves the operator's other side as it is: no input at all."""
-        return self._node(("neutral",)), 0
-
     def divided(self, divisor: float, value: tuple[int, int]) -> tuple[int, int]:
         return value if divisor == 1.0 else (self._node(("/", divisor, value[0])), value[1])
 
@@ -73,7 +69,7 @@ class Values:
     def operators(self, node: int) -> set[RedOp]:
         """The operators in a term."""
         term = self._terms[node]
-        if term[0] in ("in", "neutral"):
+        if term[0] == "in":
             return set()
         if term[0] == "neutral":
             return {term[1]}
@@ -107,8 +103,6 @@ class Values:
         if node == UNDEFINED:
             return "undefined"
         term = self._terms[node]
-        if term[0] == "neutral":
-            return "neutral"
         if term[0] == "in":
             return f"in{term[1]}[{index}]"
         if term[0] == "neutral":
@@ -136,8 +130,6 @@ class Values:
         return found
 
     def _expand(self, term: tuple[Any, ...]) -> Iterator[Leaf]:
-        if term[0] == "neutral":
-            return
         if term[0] == "in":
             yield Leaf(term[1], 0, 1.0, 1.0, False)
         elif term[0] == "neutral":
