@@ -160,6 +160,7 @@ cdef extern from "executor.h" nogil:
         void *caller
         int32_t has_caller
         int32_t streamed
+        void *stream
         void *edge[2]
         char text[512]
     ctypedef struct hx_comm:

@@ -386,6 +386,9 @@ cdef class Work:
     @property
     def streamed(self):  # nothing is left but the device's own work, on a stream
         return bool(self.w.streamed)
+    @property
+    def stream(self):  # the one that this work ends on, as it stands now; -1: none, or the communicator is dead
+        return <long long><uintptr_t>self.w.stream if self.w.streamed and not self.core.c.failed else -1
 
     def is_done(self):
         return bool(self.w.finished) and self.finish is None
