@@ -20,6 +20,7 @@ from hetccl.core.algorithms import (
     scatter,
 )
 from hetccl.core.algorithms.common import Algorithm, Places, Shared
+from hetccl.core.arguments import number
 from hetccl.core.cost import CostTable
 from hetccl.core.explain import Explanation, border_bound, describe_steps
 from hetccl.core.plan import Plan
@@ -100,7 +101,7 @@ class Planner:
 
     def limits(self, op: int) -> tuple[int, ...]:
         """The last size in bytes of each bucket of an operation, but for the last bucket."""
-        return self.selector.choices(Op(op)).limits if Op(op) in ALGORITHMS else ()
+        return self.selector.choices(Op(op)).limits if op in ALGORITHMS else ()
 
     def plan(self, op: int, dtype: int, redop: int, root: int, bucket: int, shape: Shape | None = None) -> Plan:
         """This rank's plan for sizes of a bucket, proved together with those of all ranks. Raises `UnsupportedError` if
@@ -108,7 +109,13 @@ class Planner:
         if op == Op.BARRIER:
             return self._barrier()
         counts, places = shape or ((), None)
-        shared = Shared(Op(op), DType(dtype), RedOp(redop), root, counts=counts)
+        shared = Shared(
+            number(Op, op, "operation"),
+            number(DType, dtype, "dtype"),
+            number(RedOp, redop, "operator"),
+            root,
+            counts=counts,
+        )
         self._check(shared)
         choices = self.selector.choices(shared.op)
         choice = choices.of(_mean_bytes(shared, self.topology.size)) if counts else choices.buckets[bucket]
