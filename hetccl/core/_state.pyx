@@ -17,6 +17,7 @@ def counters(uintptr_t address):
     cdef hx_comm *c = <hx_comm *>address
     cdef int i
     return {
+        "operations": {op: c.n_ops[op] for op in range(16) if c.n_ops[op]},
         "vendor_calls": {name: c.vendor_calls[i] for i, name in enumerate(NAMES)},
         "group_calls": c.group_calls,
         "device_sums": c.device_sums,

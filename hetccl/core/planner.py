@@ -20,6 +20,7 @@ from hetccl.core.algorithms import (
     scatter,
 )
 from hetccl.core.algorithms.common import Algorithm, Places, Shared
+from hetccl.core.arguments import number
 from hetccl.core.cost import CostTable
 from hetccl.core.explain import Explanation, border_bound, describe_steps
 from hetccl.core.explain_border import describe_borders, describe_relays, describe_through, sent_between
@@ -116,7 +117,7 @@ class Planner:
 
     def limits(self, op: int) -> tuple[int, ...]:
         """The last size in bytes of each bucket of an operation, but for the last bucket."""
-        return self.selector.choices(Op(op)).limits if Op(op) in ALGORITHMS else ()
+        return self.selector.choices(Op(op)).limits if op in ALGORITHMS else ()
 
     def plan(self, op: int, dtype: int, redop: int, root: int, bucket: int, shape: Shape | None = None) -> Plan:
         """This rank's plan for sizes of a bucket, proved together with those of all ranks. Raises `UnsupportedError` if
@@ -138,7 +139,8 @@ class Planner:
             if len(self.topology.islands) == 1:
                 least = all_reduce.island
             return Shared(Op.ALL_REDUCE, DType.INT32, RedOp.SUM), least
-        shared = Shared(Op(op), DType(dtype), RedOp(redop), root, counts=shape[0] if shape else ())
+        operator, element = number(RedOp, redop, "operator"), number(DType, dtype, "dtype")
+        shared = Shared(number(Op, op, "operation"), element, operator, root, counts=shape[0] if shape else ())
         self.check(shared)
         choice = self.choice(shared, 0) if shape else self.selector.choices(shared.op).buckets[bucket]
         algorithm, shared = self.algorithm_of(shared, choice)
