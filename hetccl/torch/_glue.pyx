@@ -25,7 +25,7 @@ cdef object DTYPES = _tensors.DTYPES
 cdef object REDOPS = _tensors.REDOPS
 cdef object STRIDED = torch.strided
 cdef int ALL_REDUCE = Op.ALL_REDUCE, BROADCAST = Op.BROADCAST, ALL_GATHER = Op.ALL_GATHER
-cdef int REDUCE_SCATTER = Op.REDUCE_SCATTER, SEND = Op.SEND, RECV = Op.RECV
+cdef int ALL_TO_ALL = Op.ALL_TO_ALL, REDUCE_SCATTER = Op.REDUCE_SCATTER, SEND = Op.SEND, RECV = Op.RECV
 cdef int SUM = RedOp.SUM, INT32 = DType.INT32, UINT8 = DType.UINT8
 
 # Groups and back ends in use. torch does not always keep the Python half of one alive.
@@ -112,6 +112,19 @@ class HetcclOps(ComposedOps, SparseOps):
         self._checked((inp,), "reduce_scatter_tensor")
         self._sizes("reduce_scatter_tensor", inp, out, out.numel() * self._size)
         return self._reduce_scatter_flat(out, inp.detach().contiguous(), opts)
+
+    def all_to_all_single(self, out, inp, out_splits, in_splits, opts=None):
+        """The usual case here: equal parts of contiguous CPU tensors. Everything else is in `_composed.py`."""
+        if not out_splits and not in_splits and opts is not None and out.is_cpu and inp.is_cpu:
+            code = DTYPES.get(out.dtype)
+            count = inp.numel()
+            if (code is not None and inp.dtype is out.dtype and out.numel() == count and out.dim() and inp.dim()
+                    and out.layout is STRIDED and inp.layout is STRIDED and out.is_contiguous() and inp.is_contiguous()
+                    and out.shape[0] % self._size == 0 and inp.shape[0] % self._size == 0
+                    and not _tensors.overlap(out, inp)):
+                return self._start(ALL_TO_ALL, inp.data_ptr(), out.data_ptr(), count // self._size, code, SUM, 0, opts,
+                                   [out], (out, inp))
+        return ComposedOps.all_to_all_single(self, out, inp, out_splits, in_splits, opts)
 
     def barrier(self, opts=None):
         if opts is None:
@@ -277,6 +290,7 @@ class HetcclOps(ComposedOps, SparseOps):
         return (tensor.nbytes, UINT8) if code is None else (tensor.numel(), code)
 
     # older and newer names of the same calls
+    alltoall_base = all_to_all_single
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     recvAnysource = recv_anysource
