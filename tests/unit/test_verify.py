@@ -333,7 +333,6 @@ def test_a_wrong_plan_raises_before_anything_runs(monkeypatch: pytest.MonkeyPatc
         return edit(found, 1, first(found[1], StepKind.FLOWS), wait=-1)[rank]
 
     monkeypatch.setitem(planner.ALGORITHMS[Op.ALL_REDUCE], "owners", wrong)
-    forced = {"all_reduce": "owners"}
     for rank in range(4):  # all ranks say the same
         with pytest.raises(InternalError, match=r"so nothing was sent.*race.*please report"):
             planner_of(rank, "first").plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0)
