@@ -74,6 +74,7 @@ class NcclVendor(Vendor):
             )
         major, minor = (runtime.attribute(number, request.device_index) for number in (_MAJOR, _MINOR))
         self.device = CudaShapedDevice(runtime, request.device_index, f"{major}{minor}")
+        self.device_place = runtime.pci_bus_id(request.device_index)
         if request.interface:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", request.interface)
         self.ccl = _ccl(self.device.table)
