@@ -387,10 +387,7 @@ cdef class Work:
             self.finish = None
 
     @property
-    def streamed(self):  # nothing is left but the device's own work, on a stream
-        return bool(self.w.streamed)
-    @property
-    def stream(self):  # the one that this work ends on, as it stands now; -1: none, or the communicator is dead
+    def stream(self):  # on which all is enqueued, so that nothing but the device's work is left; -1: none, or it has failed
         return <long long><uintptr_t>self.w.stream if self.w.streamed and not self.core.c.failed else -1
 
     def is_done(self):
