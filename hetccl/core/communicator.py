@@ -23,10 +23,12 @@ from hetccl.core.failures import Failures
 from hetccl.core.planner import Planner
 from hetccl.core.reactor import reactor
 from hetccl.core.store import Store
+from hetccl.core.topology import Topology
 from hetccl.core.topology_file import TopologyFile
 from hetccl.core.watch import Watch
 from hetccl.core.work import ensure_completion_thread
 from hetccl.errors import HetcclError, UsageError
+from hetccl.tables import DeviceTable
 from hetccl.transports.base import Link, Transport
 from hetccl.types import DType, Op, RedOp
 
@@ -299,6 +301,19 @@ class Communicator(Collectives):
                 other = pair[0] if pair[1] == self.rank else pair[1]
                 found[pair] = self._connector.path(other) or "not connected"
         return found
+
+    def algorithms(self, op: Op) -> tuple[str, ...]:
+        """Names of the algorithms that an operation can be done by here; HETCCL_ALGORITHM leaves one."""
+        return self._planner.selector.candidates(op)
+
+    @property
+    def topology(self) -> Topology:
+        return self._topology
+
+    @property
+    def device(self) -> DeviceTable:
+        """This rank's device, for memory that its vendor takes as it is."""
+        return self._joined.device
 
     @property
     def islands(self) -> list[list[int]]:
