@@ -149,7 +149,8 @@ islands:
 
 def test_ranks_that_stand_for_all_give_their_time() -> None:
     text = "islands:\n" + "".join(
-        f"  i{k}: {{vendor: nccl, ranks: 8, hosts: 1, rails: 8, rate: 10GB/s, inside: {{rate: 100GB/s, latency: 9us}}}}\n"
+        f"  i{k}: {{vendor: nccl, ranks: 8, hosts: 1, rails: 8, rate: 10GB/s, "
+        "inside: {rate: 100GB/s, latency: 9us}}\n"
         for k in range(4)
     )
     top = parse_topology(text).topology()

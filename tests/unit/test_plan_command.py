@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,8 @@ def cluster(tmp_path: Path) -> str:
 def test_it_says_what_would_happen(cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "all_reduce", "--bytes", "1G", "--topology", cluster, "--steps", "9"]) == 0
     text = capsys.readouterr().out
-    for word in ("10 ranks in 3 islands", "algorithm:", "instead:", "predicted time:", "<- bottleneck", "(1.000 of it)"):
+    words = ("10 ranks in 3 islands", "algorithm:", "instead:", "predicted time:", "<- bottleneck", "(1.000 of it)")
+    for word in words:
         assert word in text
     assert "steps of rank 9" in text
 
@@ -60,7 +62,7 @@ def test_the_picture_and_the_trace(cluster: str, tmp_path: Path, capsys: pytest.
     for pid in range(10):  # steps of one lane do not overlap
         for tid in (0, 1):
             lane = sorted((e["ts"], e["dur"]) for e in spans if (e["pid"], e["tid"]) == (pid, tid))
-            for (t0, d0), (t1, _) in zip(lane, lane[1:], strict=False):
+            for (t0, d0), (t1, _) in pairwise(lane):
                 assert t0 + d0 <= t1 + 1e-6
 
 
