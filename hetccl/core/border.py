@@ -206,10 +206,8 @@ class Border:
 
     @cached_property
     def _cuts(self) -> list[list[int]]:
-        return [
-            [self._grain * at // sum(parts) * sum(self.owners) for at in accumulate(parts, initial=0)]
-            for parts in self._parts
-        ]
+        grain, owners = self._grain, sum(self.owners)
+        return [[grain * at // sum(parts) * owners for at in accumulate(parts, initial=0)] for parts in self._parts]
 
     @cached_property
     def _pieces(self) -> list[tuple[int, int, tuple[int, ...]]]:

@@ -166,7 +166,8 @@ class _Run:
             ]  # fmt: skip
             end = self.sends(rank, flows, segment, start)
             rank.begun[index] = (start, [f for f in flows if f.kind != FlowKind.SEND], end)
-            return self.flows(rank, lane, step, index, segment)
+            self.flows(rank, lane, step, index, segment)
+            return True  # what it sends may be what another waits for
         if step.kind <= StepKind.TRANSFER:
             return self.call(rank, step, index, segment, start)
         n = self.bytes_of(rank.plan, step.dst, segment)

@@ -114,7 +114,7 @@ class Ways:
             if way == Way.BORDER:
                 return border_communicator.plan(algorithm, topology, shared, rank, places)
             found = algorithm(topology, shared, rank, places)
-            if way == Way.DEVICE and not island.host_memory:
+            if way == Way.DEVICE and island.staged:
                 return replace(found, device_sums=any(f.kind in (FlowKind.OWN, FlowKind.PASS) for f in found.flows))
             return found
 
