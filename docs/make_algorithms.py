@@ -23,8 +23,9 @@ islands:
 """
 WORDS = """\
 C islands, n_c ranks in island c, n in all; S bytes in the buffer, s in one rank's block; a is the latency of a border
-message, b the seconds a byte takes over one rank's link, R, G, B and A are calls of the vendor's library (reduce_scatter,
-all_gather, broadcast, reduce). All islands have m ranks in the formulas of time, which leave out what overlaps.
+message, b the seconds a byte takes over one rank's link, R, G, B and A are calls of the vendor's library:
+reduce_scatter, all_gather, broadcast, reduce. All islands have m ranks in the formulas of time, which leave out what
+overlaps.
 """
 # (operation, algorithm): (picture's bytes, how it goes, volume, time, where it wins)
 PAGES: dict[tuple[str, str], tuple[str, str, str, str, str]] = {
