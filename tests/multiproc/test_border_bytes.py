@@ -131,12 +131,13 @@ def body(rank: int, size: int) -> tuple[dict[str, Any], list[tuple[str, str]], l
         return topology.to_json(), chosen, sent
 
 
+@pytest.mark.timeout(300)
 def test_bytes_between_islands_equal_the_bounds(case: str, tmp_path: Path) -> None:
     path = tmp_path / "hetccl.yaml"
     path.write_text(f"islands:\n {case.strip()}\n")
     file = parse_topology(path.read_text(), str(path))
     env = {"HETCCL_TOPOLOGY": str(path), "HETCCL_VERIFY": "off"}  # proved in tests/unit/test_border_topologies.py
-    results = run(body, file.size, timeout=180, env=env)
+    results = run(body, file.size, timeout=240, env=env)
     topology = Topology.from_json(results[0][0])
     assert [i.borders for i in topology.islands] == [i.borders for i in file.topology().islands]
     for number, cell in enumerate(cells(topology.border.units)):
