@@ -27,6 +27,14 @@ def state(uintptr_t address, int rank):
     return (<hx_board *>address).entry[rank].state
 
 
+def set_direct(uintptr_t address, int rank, int answer):
+    (<hx_board *>address).entry[rank].direct = answer
+
+
+def direct(uintptr_t address, int rank):
+    return (<hx_board *>address).entry[rank].direct
+
+
 def aborted_by(uintptr_t address):
     """Rank that aborted, or -1."""
     return <int>(<hx_board *>address).aborted_by - 1

@@ -3,11 +3,12 @@
 
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport int32_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc
 
 from hetccl.core._engine cimport *
 from hetccl.core._plans cimport CompiledPlan, PlanCache
+from hetccl.core._words cimport LONG_AGO, nanoseconds, text
 from hetccl.native.combine cimport hetccl_can_scale, hetccl_dtype_size
 from hetccl.spi cimport *
 from hetccl.tables.ccl cimport CclTable
@@ -20,7 +21,7 @@ from hetccl import errors
 from hetccl.tables.common import raise_for_status
 from hetccl.types import Op, RedOp
 
-cdef uint64_t SLICE_NS = 100000000, LONG_AGO = 1 << 62  # how long a wait may go without looking for signals; for ever
+cdef uint64_t SLICE_NS = 100000000  # how long a wait may go without looking for signals
 cdef int SEND = Op.SEND, RECV = Op.RECV, PREMUL_SUM = RedOp.PREMUL_SUM
 cdef set IN_FLIGHT = set()  # works that the completion thread has not seen: C alone knows them, whatever callers drop
 
@@ -38,7 +39,6 @@ cdef class Core:
     cdef readonly PlanCache cache
     cdef object failure
     cdef list keep
-    cdef readonly dict operations
     cdef public double timeout  # seconds, of operations that name none
     cdef bint closed, forked
 
@@ -46,7 +46,7 @@ cdef class Core:
         self.c = hx_comm_new(rank, size)
         if self.c == NULL:
             raise MemoryError
-        self.cache, self.keep, self.operations = PlanCache(planner), [], {}
+        self.cache, self.keep = PlanCache(planner), []
         self.failure, self.timeout = failure, timeout
 
     def __dealloc__(self):
@@ -105,11 +105,29 @@ cdef class Core:
     def has_p2p_link(self, int peer):
         return bool(hx_p2p_has_link(self.c, peer))
 
+    def open_direct(self, int how, bint may_spin):
+        """Prepares the direct path (direct.h); `how`: HX_HOW_*. "", or why that cannot be. Nothing is sent."""
+        cdef char[512] said
+        cdef int rc = hx_direct_open(self.c, how, may_spin, said, sizeof(said))
+        return "" if rc == HETCCL_OK else text(said) or f"status {rc}"
+
+    def agree_direct(self, bytes spinning):
+        """All ranks can, and all use it from now on; by rank, whether kernels spin there. None: not all can."""
+        if spinning is None:
+            return hx_direct_close(self.c)
+        hx_direct_agree(self.c, <const uint8_t *><const char *>spinning)
+
+    @property
+    def spins(self):  # whether this rank's kernels may wait for others'
+        return bool(hx_direct_spins(self.c))
+
     def start(self):
         """Lets the progress thread serve this communicator."""
         hx_engine_add(self.c)
 
     cdef CompiledPlan plan(self, int op, int dtype, int redop, int root, size_t count, shape):
+        if (op | dtype | redop) & ~0xFF:  # the fields of the cache's key
+            raise errors.UsageError(f"operation {op}, dtype {dtype}, operator {redop}: hetccl.types says what there is")
         return self.cache.find(op, dtype, redop, root, count * hetccl_dtype_size(dtype), shape)
 
     cdef hx_work *collective(self, CompiledPlan plan, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, double timeout,
@@ -173,7 +191,7 @@ cdef class Core:
         except BaseException:
             hx_work_put(self.c, w)
             raise
-        self.operations[op] = self.operations.get(op, 0) + 1
+        self.c.n_ops[op & 15] += 1
         if rc == HETCCL_OK:
             return 0
         self.drive(w)
@@ -218,6 +236,8 @@ cdef class Core:
         cdef CompiledPlan plan
         cdef Work work = Work.__new__(Work)
         if op == SEND or op == RECV:
+            if hetccl_dtype_size(dtype) == 0:
+                raise errors.UsageError(f"{dtype} is no dtype; hetccl.types says what there is")
             w = self.point_to_point(op == SEND, in_ptr if op == SEND else out_ptr, count * hetccl_dtype_size(dtype), root, tag,
                                     timeout, stream)
             stream = -1
@@ -235,7 +255,7 @@ cdef class Core:
             IN_FLIGHT.discard(work)
             raise
         hx_engine_kick()
-        self.operations[op] = self.operations.get(op, 0) + 1
+        self.c.n_ops[op & 15] += 1
         return work
 
     cdef hx_work *point_to_point(self, bint sending, uintptr_t ptr, size_t nbytes, int peer, int tag, double timeout,
@@ -247,7 +267,7 @@ cdef class Core:
             raise MemoryError
         w.sending, w.peer, w.tag, w.nbytes = sending, peer, tag, nbytes
         w.inp = w.out = <char *>ptr
-        w.p2p_ptr, w.p2p_staging = <char *>ptr, NULL
+        w.p2p_ptr, w.p2p_staging, w.p2p_device = <char *>ptr, NULL, 0
         w.deadline_ns = self.deadline(timeout)
         try:
             if not self.c.host_memory and nbytes and not self.on_host(ptr, nbytes):
@@ -300,14 +320,8 @@ cdef class Core:
         return bool(self.c.lane_abandoned)
 
     @property
-    def address(self):
-        """Of the C half, for `_state`."""
+    def address(self):  # of the C half, for `_state`
         return <uintptr_t>self.c
-
-    @property
-    def aborted_by(self):
-        """Rank that aborted, or -1."""
-        return -1 if self.c.board == NULL else <int>self.c.board.aborted_by - 1
 
     def shut(self, double patience):
         """Ends works in flight. False if a thread is still inside after `patience` seconds. Communicates nothing."""
@@ -375,6 +389,9 @@ cdef class Work:
     @property
     def streamed(self):  # nothing is left but the device's own work, on a stream
         return bool(self.w.streamed)
+    @property
+    def stream(self):  # the one that this work ends on, as it stands now; -1: none, or the communicator is dead
+        return <long long><uintptr_t>self.w.stream if self.w.streamed and not self.core.c.failed else -1
 
     def is_done(self):
         return bool(self.w.finished) and self.finish is None
@@ -410,14 +427,6 @@ cdef class Work:
                 import logging
 
                 logging.getLogger("hetccl").exception("a callback of a completed operation raised")
-
-
-cdef uint64_t nanoseconds(double seconds) noexcept nogil:
-    return <uint64_t>(max(seconds, 0.0) * 1e9) if seconds < 1e9 else LONG_AGO
-
-
-cdef str text(const char *s):
-    return (<bytes>s).decode("utf-8", "replace") if s != NULL else ""
 
 
 def complete_some(double timeout):
