@@ -106,10 +106,10 @@ cdef class Core:
     def has_p2p_link(self, int peer):
         return bool(hx_p2p_has_link(self.c, peer))
 
-    def open_direct(self, int how, bint may_spin):
+    def open_direct(self, int how, bint may_spin, int threads):
         """Prepares the direct path (direct.h); `how`: HX_HOW_*. "", or why that cannot be. Nothing is sent."""
         cdef char[512] said
-        cdef int rc = hx_direct_open(self.c, how, may_spin, said, sizeof(said))
+        cdef int rc = hx_direct_open(self.c, how, may_spin, threads, said, sizeof(said))
         return "" if rc == HETCCL_OK else text(said) or f"status {rc}"
 
     def agree_direct(self, bytes spinning):

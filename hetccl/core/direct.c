@@ -110,7 +110,7 @@ static int give(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, const ch
         const char *from = base + (size_t)st->out_begun[k] * st->chunk * es;
         r->shared->note[slot] = (hx_note){w->fingerprint, (uint32_t)n};
         if (c->host_memory) {
-            memcpy(r->data + slot * HX_SLOT_BYTES, from, n);
+            hx_direct_copy(c, r->data + slot * HX_SLOT_BYTES, from, n);
         } else {
             rc = hx_direct_fence(c, w, HX_STREAM_OUT);
             if (rc == HETCCL_OK)
@@ -170,7 +170,7 @@ static int take(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t e
         if (stays) {
             st->in_ended[k]++;
         } else if (c->host_memory) {
-            memcpy(to, r->data + slot * HX_SLOT_BYTES, n);
+            hx_direct_copy(c, to, r->data + slot * HX_SLOT_BYTES, n);
         } else {
             rc = hx_direct_fence(c, w, HX_STREAM_IN);
             if (rc == HETCCL_OK)

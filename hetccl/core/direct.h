@@ -8,6 +8,7 @@
 #ifndef HETCCL_DIRECT_H
 #define HETCCL_DIRECT_H
 #include "executor.h"
+#include "team.h"
 
 #define HX_SLOTS 4u                         /* of a ring */
 #define HX_SLOT_BYTES ((size_t)4 << 20)     /* a ring of 16 MiB stays in the last-level cache, one of 32 does not */
@@ -88,12 +89,13 @@ typedef struct hx_direct {
     int draining;
     hx_combiner combiner[HX_COMBINERS];
     hx_spin_words *words;
+    hx_team *team;                          /* of a rank whose memory is the host's; NULL: it works alone */
     char *scratch;                          /* device memory: a piece a combiner, and one for exchanges of words */
 } hx_direct;
 
 /* ---- windows.c */
-/* Opens the windows of all linked peers and registers them. HETCCL_OK, or why not (text). Once, before the first operation. */
-int hx_direct_open(hx_comm *c, int how, int may_spin, char *text, size_t room);
+/* Opens the windows of all linked peers and registers them; `threads` of a host rank copy and sum. HETCCL_OK, or why not (text). Once, before the first operation. */
+int hx_direct_open(hx_comm *c, int how, int may_spin, int threads, char *text, size_t room);
 /* All ranks have opened theirs: from now on flows use them. `spinning[rank]`: that rank's kernels may spin. */
 void hx_direct_agree(hx_comm *c, const uint8_t *spinning);
 int hx_direct_spins(const hx_comm *c);      /* whether this rank's kernels may spin */
@@ -102,6 +104,7 @@ int hx_direct_drained(hx_comm *c);          /* after a failure: whether the devi
 void hx_direct_close(hx_comm *c);           /* unregisters; before the transports unmap. Idempotent */
 /* Orders stream `which` behind what the work's own stream holds, once a work. */
 int hx_direct_fence(hx_comm *c, hx_work *w, int which);
+void hx_direct_copy(hx_comm *c, char *to, const char *from, size_t n);   /* host memory, by all threads of the rank */
 int hx_direct_error(hx_comm *c, hx_work *w, int rc, const char *what);
 
 static inline void hx_sent(hx_comm *c, hx_window *win, size_t nbytes)

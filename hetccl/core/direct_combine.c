@@ -145,11 +145,39 @@ static int by_kernels(hx_work *w, const hx_flow *f, hx_flow_state *st, uint32_t 
     return HETCCL_OK;
 }
 
+typedef struct sum_job {
+    void *dst;
+    const void *src[HX_FAN + 1];
+    int n_src, dtype, redop;
+    size_t count, es;
+    double divisor;
+    _Atomic int rc;
+} sum_job;
+
+static void sum_share(void *arg, int part, int parts)
+{
+    sum_job *j = arg;
+    size_t at = j->count * (size_t)part / (size_t)parts & ~(size_t)63;
+    size_t end = part + 1 == parts ? j->count : j->count * (size_t)(part + 1) / (size_t)parts & ~(size_t)63;
+    const void *src[HX_FAN + 1];
+    void *dst = (char *)j->dst + at * j->es;
+    for (int i = 0; i < j->n_src; i++)
+        src[i] = (const char *)j->src[i] + at * j->es;
+    int rc = hetccl_combine(&dst, 1, src, j->n_src, end - at, j->dtype, j->redop, j->divisor);
+    if (rc != HETCCL_OK)
+        atomic_store_explicit(&j->rc, rc, memory_order_relaxed);
+}
+
 static int host_sum(hx_work *w, const hx_flow *f, const hx_flow_state *st, uint32_t t, const void *own, void *dst)
 {
-    const void *src[HX_FAN + 1];
-    int n = sources_of(w, f, st, t, own, src);
-    int rc = hetccl_combine(&dst, 1, src, n, hx_chunk_at(st, t), w->plan->dtype, hx_combining(w->plan), divisor_of(w, f));
+    sum_job j = {.dst = dst, .dtype = w->plan->dtype, .redop = hx_combining(w->plan), .count = hx_chunk_at(st, t),
+                 .es = hetccl_dtype_size(w->plan->dtype), .divisor = divisor_of(w, f)};
+    j.n_src = sources_of(w, f, st, t, own, j.src);
+    if (w->comm->direct->team && j.count >= 16384)
+        hx_team_run(w->comm->direct->team, sum_share, &j);
+    else
+        sum_share(&j, 0, 1);
+    int rc = atomic_load_explicit(&j.rc, memory_order_relaxed);
     if (rc != HETCCL_OK)
         snprintf(w->text, sizeof w->text, "the host cannot combine this dtype with this operator");
     return rc;
