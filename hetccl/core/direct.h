@@ -82,6 +82,7 @@ typedef struct hx_spin_words {              /* pinned memory that kernels poll *
 
 typedef struct hx_direct {
     int how, may_spin, kernels;             /* how: forced, or HX_HOW_AUTO */
+    size_t most;                            /* bytes of a chunk at most, equal on all ranks */
     int agreed;                             /* all ranks can: flows go this way */
     void *stream[HX_STREAMS], *drain[HX_STREAMS], *begin;
     uint32_t fenced[HX_STREAMS];            /* sequence of the work that the stream has been ordered behind */
@@ -94,8 +95,14 @@ typedef struct hx_direct {
 } hx_direct;
 
 /* ---- windows.c */
-/* Opens the windows of all linked peers and registers them; `threads` of a host rank copy and sum. HETCCL_OK, or why not (text). Once, before the first operation. */
-int hx_direct_open(hx_comm *c, int how, int may_spin, int threads, char *text, size_t room);
+typedef struct hx_direct_options {
+    int how, may_spin;
+    int hosts;                              /* some rank's memory is the host's */
+    int threads;                            /* of such a rank copy and sum */
+} hx_direct_options;
+
+/* Opens the windows of all linked peers and registers them. HETCCL_OK, or why not (text). Once, before the first operation. */
+int hx_direct_open(hx_comm *c, const hx_direct_options *options, char *text, size_t room);
 /* All ranks have opened theirs: from now on flows use them. `spinning[rank]`: that rank's kernels may spin. */
 void hx_direct_agree(hx_comm *c, const uint8_t *spinning);
 int hx_direct_spins(const hx_comm *c);      /* whether this rank's kernels may spin */

@@ -34,7 +34,8 @@ def agree(core: Core, joined: Joined, wanted: str, threads: int) -> bool:
         return False
     said = "HETCCL_DEVICE_PATH=staged" if wanted == "staged" else ""
     if not said:
-        said = core.open_direct(HOW[wanted], not shares_device(joined.records, control.rank), threads)
+        hosts = any(i.host_memory for i in topology.islands)
+        said = core.open_direct(HOW[wanted], not shares_device(joined.records, control.rank), hosts, threads)
     answer = NO if said else YES | SPINS * core.spins
     _board.set_direct(control.address, control.rank, answer)
     answers = _answers(joined)

@@ -44,7 +44,7 @@ int hx_p2p_push(hx_comm *c, plink *l, int *moved)
 {
     hx_work *w = l->active;
     hx_ring *r = &c->peers[l->peer].window->out[HETCCL_CHANNEL_P2P];
-    size_t chunk = hx_direct_chunk(w->nbytes, HX_SLOT_BYTES), n;
+    size_t chunk = hx_direct_chunk(w->nbytes, c->direct->most), n;
     int rc;
     for (; l->active_begun < w->nbytes; l->active_begun += n, r->begun++, *moved = 1) {
         uint32_t full = r->begun - atomic_load_explicit(&r->shared->taken.value, memory_order_acquire), slot = r->begun % HX_SLOTS;
@@ -71,7 +71,7 @@ int hx_p2p_pull(hx_comm *c, plink *l, int *moved)
 {
     hx_work *w = l->into;
     hx_ring *r = &c->peers[l->peer].window->in[HETCCL_CHANNEL_P2P];
-    size_t chunk = hx_direct_chunk(w->nbytes, HX_SLOT_BYTES), n;
+    size_t chunk = hx_direct_chunk(w->nbytes, c->direct->most), n;
     int rc;
     for (; l->into_begun < w->nbytes; l->into_begun += n, r->begun++, *moved = 1) {
         uint32_t there = atomic_load_explicit(&r->shared->sent.value, memory_order_acquire) - r->begun, slot = r->begun % HX_SLOTS;

@@ -88,17 +88,18 @@ static int open_device(hx_comm *c)
     return rc;
 }
 
-int hx_direct_open(hx_comm *c, int how, int may_spin, int threads, char *text, size_t room)
+int hx_direct_open(hx_comm *c, const hx_direct_options *options, char *text, size_t room)
 {
     hx_direct *d = c->direct = calloc(1, sizeof *d);
     int rc = d ? HETCCL_OK : HETCCL_NO_MEMORY;
     text[0] = 0;
     if (!d)
         return rc;
-    d->how = how;
-    d->team = c->host_memory ? hx_team_new(threads) : NULL;
+    int how = d->how = options->how;
+    d->team = c->host_memory ? hx_team_new(options->threads) : NULL;
+    d->most = options->hosts ? HX_LEAST_CHUNK : HX_SLOT_BYTES;   /* what a core reads twice stays in its own cache */
     d->kernels = !c->host_memory && (c->dev->caps & HETCCL_DEVICE_KERNELS) && how != HX_HOW_HOST;
-    d->may_spin = d->kernels && may_spin && (c->dev->caps & HETCCL_DEVICE_SPINS) && how <= HX_HOW_RESIDENT;
+    d->may_spin = d->kernels && options->may_spin && (c->dev->caps & HETCCL_DEVICE_SPINS) && how <= HX_HOW_RESIDENT;
     if (!c->host_memory && (rc = open_device(c)) != HETCCL_OK)
         snprintf(text, room, "the device gives no streams or pinned memory: %s", c->dev->last_error(c->dev_ctx));
     for (int r = 0; r < c->size && rc == HETCCL_OK; r++)
