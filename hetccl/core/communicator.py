@@ -120,7 +120,7 @@ class Communicator(Collectives, Reports):
         self._connector = Connector(self.rank, joined.transports, joined.tables, self._linked)
         self._connector.start(joined.records)
         self._connector.connect_border(joined.topology.border_pairs(), joined.deadline, joined.check)
-        self._direct = direct.agree(self._core, joined, config.device_path)
+        self._direct = direct.agree(self._core, joined, config.device_path, config.cpu_threads)
         if self._direct:
             self._planner.use_direct()
         control = joined.control
@@ -355,10 +355,18 @@ class Communicator(Collectives, Reports):
                     registry.vendor(record.vendor, probe=False).driver.remove_leftovers([record.pid])
 
     def _abandon(self) -> None:
+        """Lets go of what had been made when `_build` failed: nothing watches, polls or holds it any more."""
         self._closed = True
-        self._joined.control.leave()
-        for transport in self._joined.transports:
-            transport.close()
+        joined = self._joined
+        undo: list[Callable[[], object]] = [t.close for t in joined.transports]
+        undo += [joined.comms.abort, joined.comms.destroy, joined.control.leave]
+        if hasattr(self, "_connector"):
+            undo.insert(0, self._connector.close)
+        if hasattr(self, "_core"):
+            undo.insert(0, lambda: self._core.shut(1.0))
+        for step in undo:
+            with contextlib.suppress(Exception):  # the first failure is on its way up already
+                step()
 
     def _leave_at_exit(self) -> None:
         """The program ends without close(): no waiting, but a farewell, and nobody may touch the engine any more."""

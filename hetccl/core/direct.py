@@ -25,16 +25,18 @@ YES, NO, SPINS = 1, 2, 4  # bits of an answer
 HOW = {"auto": 0, "resident": 1, "kernel": 2, "host": 3}  # HX_HOW_* of direct.h
 
 
-def agree(core: Core, joined: Joined, wanted: str) -> bool:
+def agree(core: Core, joined: Joined, wanted: str, threads: int) -> bool:
     """True if every rank has opened its half. `wanted` is HETCCL_DEVICE_PATH; a forced HETCCL_COMBINE is about the
-    staged path. Blocks until all have answered, at most until the deadline for joining; raises as joining does."""
+    staged path. `threads` is HETCCL_CPU_THREADS. Blocks until all have answered, at most until the deadline for
+    joining; raises as joining does."""
     topology, control = joined.topology, joined.control
     devices = any(not i.host_memory for i in topology.islands)
     if len(topology.islands) == 1 or not devices or len(set(topology.host_ids)) > 1 or joined.combine != "auto":
         return False
     said = "HETCCL_DEVICE_PATH=staged" if wanted == "staged" else ""
     if not said:
-        said = core.open_direct(HOW[wanted], not shares_device(joined.records, control.rank))
+        hosts = any(i.host_memory for i in topology.islands)
+        said = core.open_direct(HOW[wanted], not shares_device(joined.records, control.rank), hosts, threads)
     answer = NO if said else YES | SPINS * core.spins
     _board.set_direct(control.address, control.rank, answer)
     answers = _answers(joined)
