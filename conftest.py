@@ -3,7 +3,7 @@
 
 Skips. A test that needs something missing calls `require(...)`: it is skipped, with the line that provides what is
 missing. Under HETCCL_TEST_STRICT=1 (as in CI) a skip is a failure, so that nothing drops out of the run unseen. Only
-hardware that no installation brings may be absent then: tests marked `gpu` or `rdma`.
+hardware that no installation brings may be absent then, and large files of vendors: marks `gpu`, `rdma`, `abi`.
 
 Leftovers. A run that leaves a process or a file in /dev/shm behind has failed, whatever its tests say.
 """
@@ -17,17 +17,21 @@ from pathlib import Path
 
 import pytest
 
-HARDWARE = ("gpu", "rdma")
+HARDWARE = ("gpu", "rdma", "abi")
 SHM = Path("/dev/shm")
 # Taken out of the environment, so that the programs under test do not see a variable that is none of theirs.
 STRICT = os.environ.pop("HETCCL_TEST_STRICT", "") not in ("", "0")
-FULL = os.environ.pop("HETCCL_TEST_FULL", "") not in ("", "0")
+FULL = os.environ.get("HETCCL_TEST_FULL", "") not in ("", "0")
 
 
 @pytest.fixture(scope="session")
 def require() -> Callable[[object, str, str], None]:
     """`require(found, what, remedy)`: skips unless `found`, e.g. require(path, "oneCCL", "hetccl fetch oneccl")."""
     return _require
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.full = FULL  # type: ignore[attr-defined]  # for tests that draw their parameters
 
 
 @pytest.fixture(scope="session")

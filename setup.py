@@ -37,6 +37,9 @@ ENGINE = tuple(
         "island_calls",
         "streamed",
         "flows",
+        "windows",
+        "direct",
+        "direct_combine",
         "device_sum",
         "identity",
         "comm",
@@ -83,7 +86,7 @@ EXTENSIONS = [
     extension("hetccl.vendors.host_memory", COMBINE),
     extension("hetccl.vendors.nccl_calls", libraries=("pthread",)),
     extension("hetccl.vendors.nccl_shaped"),
-    extension("hetccl.vendors.cuda_shaped", "hetccl/vendors/cuda_device.c"),
+    extension("hetccl.vendors.cuda_shaped", "hetccl/vendors/cuda_device.c", "hetccl/vendors/cuda_spin.c"),
     extension("hetccl.vendors.host._host", *ISLAND),
     extension("hetccl.vendors.sim._sim", *SIM, *ISLAND, libraries=("pthread",)),
     extension(

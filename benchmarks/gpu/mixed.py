@@ -40,7 +40,7 @@ def same_bits(device: Any, join: Callable[[], Any]) -> dict[str, Any]:
         for n in (1, 1000, 300_007, 4_000_000):
             parts = [torch.randn(n, generator=torch.Generator().manual_seed(n + r)) for r in range(comm.size)]
             for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
-                x = parts[comm.rank].to(dtype).to(device)
+                x = parts[comm.rank].to(dtype).to(device).clone()
                 dist.all_reduce(x, op)
                 raw = x.view(torch.uint8)
                 everyone = torch.empty(raw.numel() * comm.size, dtype=torch.uint8, device=device)

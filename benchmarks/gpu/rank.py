@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import direct
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -319,6 +320,9 @@ BODIES: dict[str, Callable[..., dict[str, Any]]] = {
     "core_matrix": lambda share, seed: mixed.core_matrix(join, share, seed),
     "same_bits": lambda: mixed.same_bits(DEVICE, join),
     "mixed_speed": lambda: mixed.speed(DEVICE, join),
+    "bits": direct.bits,
+    "times": direct.times,
+    "beside": direct.beside,
 }
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Cython's view of plan.h, executor.h and board.h: what _engine.pyx uses.
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from hetccl.spi cimport hetccl_ccl_ops, hetccl_device_ops, hetccl_transport_ops
 
@@ -67,6 +67,7 @@ cdef extern from "plan.h" nogil:
         int32_t device_sums
         int32_t reads_out
         int32_t number
+        int32_t crosses
         uint32_t digest
 
 
@@ -86,6 +87,7 @@ cdef extern from "board.h" nogil:
         hx_call now
         uint64_t heartbeat_ns
         int32_t pid
+        uint32_t direct
     ctypedef struct hx_board:
         uint32_t generation
         uint32_t aborted_by
@@ -221,6 +223,13 @@ cdef extern from "executor.h" nogil:
     hx_work *hx_completed_pop(uint64_t timeout_ns)
     int hx_p2p_add_link(hx_comm *c, int peer, int outgoing, const hetccl_transport_ops *ops, void *ctx, void *ep)
     int hx_p2p_has_link(hx_comm *c, int peer)
+
+
+cdef extern from "direct.h" nogil:
+    int hx_direct_open(hx_comm *c, int how, int may_spin, char *text, size_t room)
+    void hx_direct_agree(hx_comm *c, const uint8_t *spinning)
+    int hx_direct_spins(const hx_comm *c)
+    void hx_direct_close(hx_comm *c)
 
 
 cdef extern from "wait.h" nogil:

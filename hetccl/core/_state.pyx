@@ -4,7 +4,7 @@
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc
 
-from hetccl.core._engine cimport hx_comm, hx_entry, hx_group, hx_identity
+from hetccl.core._engine cimport hx_comm, hx_group, hx_identity
 from hetccl.native.combine cimport hetccl_dtype_size
 
 from hetccl.errors import UnsupportedError
@@ -23,14 +23,6 @@ def counters(uintptr_t address):
         "border_sent": c.border_sent,
         "staged_bytes": c.staged_bytes,
     }
-
-
-def board_calls(uintptr_t address):
-    """What each rank of this host called last: (rank, op, dtype, redop, root, count, sequence)."""
-    cdef hx_comm *c = <hx_comm *>address
-    cdef hx_entry *e = c.board.entry if c.board != NULL else NULL
-    return [(r, e[r].now.op, e[r].now.dtype, e[r].now.redop, e[r].now.root, e[r].now.count, e[r].now.sequence)
-            for r in range(c.size if e != NULL else 0)]
 
 
 def set_groups(uintptr_t address, groups):

@@ -27,7 +27,8 @@ typedef struct hx_entry {
     hx_call call[2];                   /* of this meeting and of the one before */
     hx_call now;                       /* operation begun last */
     _Atomic uint64_t heartbeat_ns;
-    int32_t pid, pad;
+    int32_t pid;
+    _Atomic uint32_t direct;           /* whether this rank can take the direct path: see core/direct.py */
 } __attribute__((aligned(128))) hx_entry;
 
 typedef struct hx_board {

@@ -165,6 +165,7 @@ def _join(
         calls=ccl.calls | bool(ccl.caps & MULTI_COMM) << 2 | bool(ccl.caps & NAN_PROPAGATES) << 3,
         topology=file.digest if file else "",
         tuning=tuning.digest if tuning else "",
+        place=vendor.device_place,
     )
     view.put(f"record/{rank}", json.dumps({"record": record.to_json(), "control": listener.local.name.hex()}).encode())
     if rank == 0:

@@ -11,6 +11,7 @@ so only blocks that nobody combines or keeps on the way (gather, scatter, all_to
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -38,6 +39,8 @@ class Border:
         self._trees: dict[int, list[int]] = {}
         self._chains: dict[int, list[int]] = {}
         self._pair_paths: dict[tuple[int, int], list[int]] = {}
+        self._shard_carriers: dict[tuple[int, int], dict[int, int]] = {}
+        self._carried: dict[tuple[int, int], dict[int, list[int]]] = {}
 
     # ---- who carries
 
@@ -167,11 +170,54 @@ class Border:
 
     def cuts(self, island: int) -> list[int]:
         """Where the shards of an island's border ranks begin, in units, and the end."""
-        parts = self._parts[island]
-        return [self._grain * at // sum(parts) * sum(self.owners) for at in accumulate(parts, initial=0)]
+        return self._cuts[island]
 
     def pieces(self) -> list[tuple[int, int, tuple[int, ...]]]:
         """The common refinement of all islands' shards: (first unit, last unit, who holds it in each island)."""
+        return self._pieces
+
+    def pieces_of(self, rank: int) -> list[tuple[int, int, tuple[int, ...]]]:
+        """Those that one rank holds."""
+        return self._pieces_of.get(rank, [])
+
+    def shard_carriers(self, island: int, home: int) -> dict[int, int]:
+        """{border rank of `home`: the border rank of `island` in whose shard its own begins}. Any two carriers of one
+        rank are linked."""
+        found = self._shard_carriers.get((island, home))
+        if found is None:
+            ours, cuts = self._islands[island].borders, self._cuts[island]
+            found = {
+                rank: rank if island == home else ours[bisect_right(cuts, at) - 1]
+                for rank, at in zip(self._islands[home].borders, self._cuts[home], strict=False)
+            }
+            self._shard_carriers[island, home] = found
+        return found
+
+    def carried(self, rank: int, home: int) -> list[int]:
+        """Border ranks of `home` whose shard carrier in its island is `rank`, ascending."""
+        island = self._topology.place(rank)[0]
+        found = self._carried.get((island, home))
+        if found is None:
+            found = self._carried[island, home] = {}
+            for r, who in self.shard_carriers(island, home).items():
+                found.setdefault(who, []).append(r)
+        return found.get(rank, [])
+
+    @cached_property
+    def _cuts(self) -> list[list[int]]:
+        grain, owners = self._grain, sum(self.owners)
+        return [[grain * at // sum(parts) * owners for at in accumulate(parts, initial=0)] for parts in self._parts]
+
+    @cached_property
+    def _pieces_of(self) -> dict[int, list[tuple[int, int, tuple[int, ...]]]]:
+        found: dict[int, list[tuple[int, int, tuple[int, ...]]]] = {}
+        for piece in self._pieces:
+            for rank in piece[2]:
+                found.setdefault(rank, []).append(piece)
+        return found
+
+    @cached_property
+    def _pieces(self) -> list[tuple[int, int, tuple[int, ...]]]:
         shards = [self.cuts(i.index) for i in self._islands]
         cuts = sorted({at for cut in shards for at in cut})
         at = [0] * len(shards)

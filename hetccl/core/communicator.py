@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hetccl.core import _state, lifecycle, log, registry
+from hetccl.core import _state, direct, lifecycle, log, registry
 from hetccl.core._engine import Core, Work
 from hetccl.core.arguments import number, redop, same_size
 from hetccl.core.bootstrap import join
@@ -92,12 +92,12 @@ class Communicator(Collectives):
         self._planner = Planner(
             joined.topology, self.rank, config.algorithm, config.chunk_bytes, config.verify, joined.costs,
             joined.combine,
-        )
+        )  # fmt: skip
         failures = Failures(
             joined.topology,
             self.rank,
-            lambda: _state.board_calls(self._core.address),
-            lambda: self._core.aborted_by,
+            joined.control.calls,
+            joined.control.aborted_by,
             joined.control.state,
         )
         self._packing = Packing(joined.device)
@@ -114,17 +114,19 @@ class Communicator(Collectives):
             len(joined.control.local_ranks), config.check != "off", joined.order == "island",
         )  # fmt: skip
         _state.set_groups(self._core.address, joined.comms.groups)
-        control = joined.control
-        self._core.set_shared(joined.topology.chunk_bytes, control.address, control.owner)
         for table in joined.tables.values():
             self._core.add_transport(table)
         self._endpoints: dict[int, tuple[str, int]] = {}
         self._connector = Connector(self.rank, joined.transports, joined.tables, self._linked)
         self._connector.start(joined.records)
         self._connector.connect_border(joined.topology.border_pairs(), joined.deadline, joined.check)
+        if direct.agree(self._core, joined, self.tracing.device_path):
+            self._planner.use_direct()
+        control = joined.control
+        self._core.set_shared(joined.topology.chunk_bytes, control.address, control.owner)
         self._core.start()
         self._watch = Watch(
-            self._core, self.size, joined.control.state, bool(joined.ccl.caps & 2),
+            self._core, control, bool(joined.ccl.caps & 2),
             lambda: str(failures(self._core.failed, "", self._core.failed_ranks())),
         )  # fmt: skip
         reactor().every_tick(self._watch.tick)
@@ -262,12 +264,12 @@ class Communicator(Collectives):
         """Counters of this rank since the communicator was made."""
         raw = _state.counters(self._core.address)
         path_bytes: dict[str, int] = {}
-        border = 0
+        peer_bytes: dict[int, int] = {}
         for peer, (name, endpoint) in self._endpoints.items():
             sent = self._joined.tables[name].counters(endpoint)["bytes_sent"]
             key = self._connector.path(peer) or name
             path_bytes[key] = path_bytes.get(key, 0) + sent
-            border += sent
+            peer_bytes[peer] = sent
         return {
             "operations": {Op(op).label: n for op, n in self._core.operations.items()},
             "vendor": self._joined.vendor.name,
@@ -275,7 +277,8 @@ class Communicator(Collectives):
             "group_calls": raw["group_calls"],
             "device_sums": raw["device_sums"],
             "path_bytes": path_bytes,
-            "border_bytes": border,
+            "peer_bytes": peer_bytes,
+            "border_bytes": sum(peer_bytes.values()),
             "staged_bytes": raw["staged_bytes"],
             "plan_cache_hits": self._core.cache.hits,
             "plan_cache_misses": self._core.cache.misses,

@@ -57,6 +57,7 @@ class Config:
     socket_ifname: str = ""
     border_rate: int = 0
     topology: str = ""
+    device_path: str = "auto"
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -370,7 +371,8 @@ VARIABLES: tuple[Variable, ...] = (
         "a number of events, 0: none",
         "",
         "For debugging: the executor writes down what it does, and after each blocking operation that is replayed "
-        "through the checker. 64 bytes an event and communicator. Unset: 65536 under HETCCL_VERIFY=always, else none.",
+        "through the checker. 64 bytes an event and communicator. Unset: 65536 under HETCCL_VERIFY=always, else none. "
+        "A number given here also stages data of devices (HETCCL_DEVICE_PATH=staged), whose direct path is not traced.",
         _device,
     ),
     Variable(
@@ -405,5 +407,14 @@ VARIABLES: tuple[Variable, ...] = (
         "Slows down what this rank sends and receives between islands, all communicators together, each way: for "
         "experiments. Unset: as fast as the transports are.",
         parse_rate,
+    ),
+    Variable(
+        "HETCCL_DEVICE_PATH",
+        "auto, resident, kernel, host or staged",
+        "auto",
+        "How data of devices crosses between islands of one host. Straight between device and shared pinned memory, summed "
+        "by a resident kernel, by a kernel a chunk, or by the host; or staged through private memory. auto: the fastest "
+        "that works on all ranks. Where one rank says staged, all are.",
+        _one_of("auto", "resident", "kernel", "host", "staged"),
     ),
 )

@@ -117,7 +117,7 @@ void hx_work_bind(hx_work *w)
     }
     memset(w->done, 0, sizeof *w->done * (size_t)p->n_steps);
     w->event_head = w->event_tail = 0;
-    w->staged_in = 0;
+    w->staged_in = w->touched = 0;
     w->last_recorded = 0;
     HX_TRACE(w, HX_DID_BEGIN, p->number, -1, w->segments, (int64_t)(w->in - w->out) / (int64_t)es, 0, (int64_t)w->count,
              (int64_t)(c->chunk_bytes / es));
@@ -185,6 +185,7 @@ static int copy(hx_comm *c, hx_work *w, void *dst, const void *src, size_t nbyte
         return HETCCL_OK;
     }
     atomic_fetch_add_explicit(&c->staged_bytes, nbytes, memory_order_relaxed);
+    w->touched = 1;
     int rc = c->dev->copy_async(c->dev_ctx, dst, src, nbytes, w->stream);
     return rc == HETCCL_OK ? rc : stream_error(c, w, rc, "a copy");
 }
@@ -207,6 +208,7 @@ static int local_step(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
     if (s->kind == HX_SCALE) {
         const void *one = src;
         if (!c->host_memory && s->dst.buffer != HX_HOST_SCRATCH) {
+            w->touched = 1;
             hetccl_reduce_args a = {sizeof a, w->plan->dtype, HETCCL_SUM, 1, dst, &one, n, w->plan->scale_divisor, w->stream};
             int rc = c->dev->scale_async(c->dev_ctx, &a);
             return rc == HETCCL_OK ? rc : stream_error(c, w, rc, "scaling");
@@ -367,10 +369,11 @@ int hx_work_progress(hx_work *w, int inline_calls)
         if (!w->last_recorded) {            /* everything is enqueued: copy out, then wait for the end of the stream */
             if (w->user_out && copy(c, w, w->user_out, w->out, (size_t)w->plan->out_blocks * w->count * es) != HETCCL_OK)
                 return 1;
-            if (record(c, w, -1) != HETCCL_OK)
-                return 1;
             w->last_recorded = 1;
-            return 1;
+            if (w->touched) {               /* what went by the direct path has ended already */
+                record(c, w, -1);
+                return 1;
+            }
         }
         if (w->event_head < w->event_tail)
             return moved;

@@ -41,6 +41,7 @@ typedef struct hx_peer {
     int answers;                       /* a contribution's own memory can carry the result back */
     int broken;                        /* the link reports its peer as gone */
     uint64_t trouble_ns;               /* when that, or a farewell, was noticed first */
+    struct hx_window *window;          /* of the direct path, or NULL */
 } hx_peer;
 
 #define HX_SUMS 4                   /* chunks that the device combines at once, for border flows */
@@ -63,6 +64,11 @@ typedef struct hx_flow_state {
     size_t sent[HX_FAN];               /* elements sent to each peer */
     int done;
     int sum;                           /* place in hx_comm.sums of the chunk that the device combines, -1: none */
+    /* direct path (direct.h); counts of chunks */
+    size_t chunk;                      /* elements */
+    uint32_t chunks, combine_begun, combined, fetch_begun, fetched;
+    uint32_t out_begun[HX_FAN], out_ended[HX_FAN], in_begun[HX_FAN], in_ended[HX_FAN];
+    int started, combiner, how;
 } hx_flow_state;
 
 typedef struct hx_lane_state {
@@ -91,7 +97,7 @@ typedef struct hx_work {
     int32_t step_cap, flow_cap;
     void *events[HX_EVENTS];           /* created with the work's first use on a stream device */
     int32_t event_step[HX_EVENTS], event_head, event_tail, last_recorded, n_events;
-    int32_t staged_in;
+    int32_t staged_in, touched;        /* touched: something was enqueued on its stream */
     _Atomic uint32_t finished;         /* futex word: 1 when status is final */
     _Atomic uint32_t waiting;          /* somebody sleeps on `finished` */
     int32_t status;
@@ -174,6 +180,7 @@ typedef struct hx_comm {
     _Atomic uint64_t call_deadline_ns;
     struct hx_p2p *p2p;
     hx_trace *trace;                   /* NULL: nobody wants to know */
+    struct hx_direct *direct;          /* the direct path of its flows (direct.h), or NULL */
     /* counters */
     _Atomic uint64_t n_ops[16], vendor_calls[8], group_calls, border_sent, staged_bytes, device_sums;
     struct hx_comm *engine_next;

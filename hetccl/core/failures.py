@@ -105,7 +105,7 @@ class Failures:
     def _timed_out(self, phase: str, ranks: tuple[int, ...]) -> errors.HetcclError:
         behind = self._behind()
         missing = behind or tuple(r for r in ranks if r >= 0)
-        text = f"timeout on rank {self._rank}: it waited too long in phase {phase or 'island'}"
+        text = f"rank {self._rank} waited until the timeout in phase {phase or 'island'}"
         text += f"; missing: {self._names(missing)}" if missing else "; no rank is known to be missing"
         calls = [self._call_text(c) for c in self._calls() if c[0] in missing and c[6]]
         if calls:

@@ -3,7 +3,7 @@
  * the transport shows the peers' chunks, and, where it can, straight into the memory from which the peers take the result.
  * Contributions and results travel on channels of their own: results can always be taken, so nothing can lock.
  */
-#include "executor.h"
+#include "direct.h"
 #include <stdio.h>
 
 static int flow_error(hx_work *w, hx_peer *p, int rank, int rc)
@@ -35,6 +35,8 @@ void hx_flows_begin(hx_work *w, const hx_step *s, int64_t segment)
         st->sum = -1;
         hx_trace_place(w, HX_DID_FLOW, i, segment, &f->src, st->src, &f->dst, st->dst, st->n);
     }
+    if (hx_goes_direct(w->comm))
+        hx_direct_begin(w, s);
 }
 
 static void got(hx_work *w, const hx_flow *f, const hx_flow_state *st, size_t m)
@@ -292,7 +294,9 @@ int hx_flows_progress(hx_work *w, const hx_step *s, int *moved)
             all = 0;
             continue;
         }
-        switch (f->kind) {
+        if (hx_goes_direct(w->comm)) {
+            rc = hx_direct_flow(w, f, st, es, moved);
+        } else switch (f->kind) {
         case HX_FLOW_SEND: rc = run_send(w, f, st, chunk, es, moved); break;
         case HX_FLOW_RECV:
         case HX_FLOW_FORWARD: rc = run_recv(w, f, st, chunk, es, moved); break;

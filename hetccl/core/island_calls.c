@@ -16,6 +16,7 @@ int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
     if (n == 0)
         return HETCCL_OK;                   /* the same on every rank of the island */
     a.count = n;
+    w->touched = 1;
     if (a.redop != HETCCL_AVG || w->plan->divisor != 0.0)
         a.redop = hx_combining(w->plan);    /* hetccl scales; divisor 0 says that the library averages itself */
     if (s->as_bytes) {

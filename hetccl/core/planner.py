@@ -22,6 +22,7 @@ from hetccl.core.algorithms import (
 from hetccl.core.algorithms.common import Algorithm, Places, Shared
 from hetccl.core.cost import CostTable
 from hetccl.core.explain import Explanation, border_bound, describe_steps
+from hetccl.core.explain_border import describe_borders, describe_relays, describe_through, sent_between
 from hetccl.core.plan import Plan
 from hetccl.core.selector import Selector
 from hetccl.core.topology import Topology
@@ -88,6 +89,7 @@ class Planner:
         self.forced = forced
         self.gate = Gate(topology, verify, rank)
         self.selector = Selector(topology, table or CostTable(), ALGORITHMS, forced)
+        self._verify, self._table = verify, table or CostTable()
         for op, name in forced.items():
             known = {o.label: sorted(a) for o, a in ALGORITHMS.items()}
             if op not in known or name not in known[op]:
@@ -97,6 +99,17 @@ class Planner:
                     variable="HETCCL_ALGORITHM",
                     value=f"{op}={name}",
                 )
+
+    def use_direct(self) -> None:
+        """Plans border messages from and into device memory. Before the first plan, and on all ranks or none."""
+        islands = tuple(replace(i, direct=not i.host_memory) for i in self.topology.islands)
+        self.topology = replace(self.topology, islands=islands, _place={})
+        self.gate = Gate(self.topology, self._verify, self.rank)
+        forced = dict(self.forced)
+        if len(islands) == 2 and all(i.size == 1 for i in islands):
+            # an exchange sends as many bytes as two steps of halves, and is as fast (docs/design/device-path.md)
+            forced.setdefault("all_reduce", "exchange")
+        self.selector = Selector(self.topology, self._table, ALGORITHMS, forced)
 
     def limits(self, op: int) -> tuple[int, ...]:
         """The last size in bytes of each bucket of an operation, but for the last bucket."""
@@ -117,8 +130,7 @@ class Planner:
         """What ranks share in a class, and what makes their plans. A barrier is an all_reduce of next to nothing,
         whatever is forced for real ones."""
         if op == Op.BARRIER:
-            single = len(self.topology.islands) == 1
-            return Shared(Op.ALL_REDUCE, DType.INT32, RedOp.SUM), all_reduce.island if single else all_reduce.exchange
+            return Shared(Op.ALL_REDUCE, DType.INT32, RedOp.SUM), self._barrier()
         shared = Shared(Op(op), DType(dtype), RedOp(redop), root, counts=shape[0] if shape else ())
         self._check(shared)
         choices = self.selector.choices(shared.op)
@@ -148,11 +160,9 @@ class Planner:
             combined_by = self.ways.describe(algorithm, shared)
             algorithm = self.ways.apply(algorithm, shared)
         count = 1 if counts else nbytes // dtype.itemsize
-        mine = algorithm(self.topology, shared, self.rank, None)
-        border = sum(
-            sum(algorithm(self.topology, shared, r, None).sent_elements(count).values())
-            for r in range(self.topology.size)
-        )
+        plans = [algorithm(self.topology, shared, r, None) for r in range(self.topology.size)]
+        mine = plans[self.rank]
+        out, into = sent_between(self.topology, plans, count)
         island = self.topology.island_of(self.rank)
         return Explanation(
             op=op.label,
@@ -166,10 +176,19 @@ class Planner:
             paths=paths,
             steps=describe_steps(mine),
             segments=len(mine.segments(count)),
-            border_bytes=border * dtype.itemsize,
+            border_bytes=sum(out.values()) * dtype.itemsize,
             border_bound=border_bound(self.topology, op, mine.plan_class, count, dtype.itemsize, root, counts),
-            staged=not island.host_memory,
+            staged=island.staged,
+            borders=describe_borders(self.topology, op),
+            relays=describe_relays(self.topology),
+            through=describe_through(self.topology, shared, plans, count, out, into),
         )
+
+    def _barrier(self) -> Algorithm:
+        if len(self.topology.islands) == 1:
+            return all_reduce.island
+        able = self.selector.candidates(Op.ALL_REDUCE)
+        return ALGORITHMS[Op.ALL_REDUCE]["exchange" if "exchange" in able else able[0]]
 
     def _algorithm(self, shared: Shared, name: str) -> Algorithm:
         choices = ALGORITHMS[shared.op]
@@ -183,9 +202,9 @@ class Planner:
         if not wrong:
             return algorithm
         if shared.op.label not in self.forced:
-            for other in ALGORITHMS[shared.op].values():
-                if not self.ways.fits(other, shared):
-                    return other
+            for name in self.selector.candidates(shared.op):
+                if not self.ways.fits(ALGORITHMS[shared.op][name], shared):
+                    return ALGORITHMS[shared.op][name]
         raise UnsupportedError(
             f"HETCCL_COMBINE={self.ways.wanted} cannot be used with {shared.op.label} by "
             f"{self.forced.get(shared.op.label, 'any algorithm')}: {wrong}. Force only one of HETCCL_COMBINE and "

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from hetccl.core.algorithms.common import Algorithm, Shared, needs_segments
+from hetccl.core.algorithms.common import ONE_SEGMENT, Algorithm, Shared, needs_segments
 from hetccl.core.cost import Costs, CostTable
 from hetccl.core.plan import Plan
 from hetccl.core.simulate import Timeline, simulate
@@ -28,13 +28,15 @@ __all__ = ["Choice", "Choices", "Selector", "measured_time", "predict", "stand_i
 ALL_RANKS = 16  # up to so many, predictions run the plans of all ranks
 GRID = tuple(64 << 3 * k for k in range(9))  # 64 B to 1 GiB
 SMALLEST_SEGMENT = 128 << 10
+NEAR = 1.25  # algorithms whose first estimate is so near the best are tried with other segments
+SAME = 1.01
 MOST_BUCKETS = 32
 _known: dict[tuple[object, ...], Choices] = {}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is done with sizes of one bucket. `segment_bytes` 0: the algorithm's own."""
+    """What is done with sizes of one bucket. `segment_bytes`: as in `Shared`."""
 
     algorithm: str
     segment_bytes: int = 0
@@ -90,6 +92,7 @@ class Selector:
         return tuple(able)
 
 
+BLOCKS = (Op.ALL_GATHER, Op.REDUCE_SCATTER)
 MODEL_OPS = (Op.ALL_REDUCE, Op.BROADCAST, Op.ALL_GATHER, Op.REDUCE_SCATTER)
 
 
@@ -106,14 +109,18 @@ def predict(
 
 
 def stand_ins(topology: Topology, root: int = 0, most: int = ALL_RANKS) -> list[int]:
-    """Ranks that stand for all: all of a small job, else the first, the last and a middle one of each island."""
+    """Ranks that stand for all: all of a small job, else the head of each island, and of each kind of island the last
+    border rank."""
     if topology.size <= most:
         return list(range(topology.size))
     found = {root}
+    kinds = set()
     for island in topology.islands:
-        found.update((island.ranks[0], island.ranks[-1]))
-        if len(topology.islands) <= 8:
-            found.add(island.ranks[island.size // 2])
+        found.add(topology.border.head(island.index))
+        kind = (island.name.partition("@")[0], island.size, len(island.borders))
+        if kind not in kinds:
+            kinds.add(kind)
+            found.add(island.borders[-1])
     return sorted(found)
 
 
@@ -136,7 +143,8 @@ class _Search:
         self.costs, self.algorithms = costs, algorithms
         topology = costs.topology
         self.shared = Shared(op, DType.FLOAT32, RedOp.SUM)
-        self.segments = _segments(needs_segments(topology))
+        self.largest = needs_segments(topology)
+        self.segments = _segments(self.largest)
         self.plans: dict[Choice, dict[int, Plan]] = {}
         self.seen: dict[int, Choice] = {}
         table = costs.table
@@ -168,16 +176,27 @@ class _Search:
         names = list(self.measured or self.algorithms)
         if self.measured:
             names = [min(names, key=lambda name: measured_time(self.measured[name], nbytes))]
-        found: list[tuple[float, Choice]] = []
-        for name in names:
+        # blocks of one segment lie side by side: then one call of a library does for all of an island
+        one = self.shared.op in BLOCKS and nbytes <= self.largest
+        found = {choice: self._time(choice, nbytes) for choice in (Choice(n, ONE_SEGMENT if one else 0) for n in names)}
+        least = min(found.values())
+        times = {choice: t for choice, t in found.items() if t <= NEAR * least}
+        for name in [] if one else [choice.algorithm for choice in times]:
             for segment in self.segments:
                 choice = Choice(name, segment)
-                plans = self._plans(choice)
-                cut = next(iter(plans.values())).segment
-                if segment != self.segments[0] and (not cut or cut * 4 >= nbytes):
-                    continue  # one segment whatever its size, as with the first
-                found.append((simulate(self.costs, plans, max(1, nbytes // 4)).total, choice))
-        self.seen[nbytes] = min(found, key=lambda f: f[0])[1]
+                cut = next(iter(self._plans(choice).values())).segment
+                if cut and cut * self.shared.dtype.itemsize < nbytes:  # else it is one segment, as before
+                    times[choice] = self._time(choice, nbytes)
+        best = min(times, key=lambda c: times[c])
+        below = [n for n in self.seen if n < nbytes]
+        same = self.seen[max(below)] if below else best
+        if times.get(same, math.inf) <= SAME * times[best]:  # no change without a reason
+            best = same
+        self.seen[nbytes] = best
+
+    def _time(self, choice: Choice, nbytes: int) -> float:
+        count = max(1, nbytes // self.shared.dtype.itemsize)
+        return simulate(self.costs, self._plans(choice), count, 4).total
 
     def _plans(self, choice: Choice) -> dict[int, Plan]:
         plans = self.plans.get(choice)
@@ -191,8 +210,8 @@ class _Search:
 
 def _segments(largest: int) -> list[int]:
     """Sizes of segments to try: what the libraries like best at most, and less."""
-    found = [0]
-    while largest // 4 >= SMALLEST_SEGMENT and len(found) < 4:
+    found: list[int] = []
+    while largest // 4 >= SMALLEST_SEGMENT and len(found) < 3:
         largest //= 4
         found.append(largest)
     return found

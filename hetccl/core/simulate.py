@@ -8,9 +8,11 @@ others are taken to come as if they had begun with the one that waits for them.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 from hetccl.core.cost import Costs
@@ -162,15 +164,10 @@ class _Run:
                 f for f in rank.plan.flows[step.first_flow : step.first_flow + step.n_flows]
                 if self.bytes_of(rank.plan, f.src if f.src.buffer >= 0 else f.dst, segment)
             ]  # fmt: skip
-            rank.begun[index] = (start, flows, start)
-            for flow in flows:
-                if flow.kind in (FlowKind.SEND, FlowKind.EXCHANGE):
-                    n = self.bytes_of(rank.plan, flow.src, segment)
-                    for peer in flow.peers:
-                        end = self.send(rank, peer, flow.channel, n, start, start)
-                        rank.begun[index] = (start, flows, max(rank.begun[index][2], end))
-            rank.begun[index] = (start, [f for f in flows if f.kind != FlowKind.SEND], rank.begun[index][2])
-            return self.flows(rank, lane, step, index, segment)
+            end = self.sends(rank, flows, segment, start)
+            rank.begun[index] = (start, [f for f in flows if f.kind != FlowKind.SEND], end)
+            self.flows(rank, lane, step, index, segment)
+            return True  # what it sends may be what another waits for
         if step.kind <= StepKind.TRANSFER:
             return self.call(rank, step, index, segment, start)
         n = self.bytes_of(rank.plan, step.dst, segment)
@@ -237,6 +234,33 @@ class _Run:
             first = begin + min(n, self.chunk) * path.beta + path.message + path.latency
             self.messages[rank.rank, peer, channel].append((first, end + path.latency))
         return end
+
+    def sends(self, rank: _Rank, flows: list[Flow], segment: int, start: float) -> float:
+        """What a step sends from the first: chunks of all messages by turns. Returns when all have left."""
+        todo = [
+            (n * path.beta + -(-n // self.chunk) * path.message, min(n, self.chunk) * path.beta + path.message, peer, flow)
+            for flow in flows
+            if flow.kind in (FlowKind.SEND, FlowKind.EXCHANGE)
+            for n in (self.bytes_of(rank.plan, flow.src, segment),)
+            for peer in flow.peers
+            for path in (self.costs.path(rank.rank, peer),)
+        ]
+        if not todo:
+            return start
+        begin = max(start, rank.out)
+        lengths = sorted(lasts for lasts, _, _, _ in todo)
+        before = [0.0, *accumulate(lengths)]
+        first = 0.0
+        for lasts, one, peer, flow in todo:
+            first += one
+            at = bisect_left(lengths, lasts)  # shorter ones are done; of each other as much has gone as of this one
+            end = begin + before[at] + lasts * (len(lengths) - at)
+            if peer in self.ranks:
+                latency = self.costs.path(rank.rank, peer).latency
+                self.messages[rank.rank, peer, flow.channel].append((begin + first + latency, end + latency))
+        rank.out = begin + before[-1]
+        rank.busy["_out"] += before[-1]
+        return rank.out
 
     def receive(self, rank: _Rank, peer: int, channel: int, n: int, start: float, hops: int) -> tuple[float, float]:
         """(first chunk, all) of the next message from a peer."""

@@ -113,7 +113,8 @@ int hx_enqueue(hx_comm *c, hx_work *w, int asynchronous)
     if (class == HOST_DRIVEN)
         return HETCCL_IN_PROGRESS;
     int captured = capturing(c, w->caller), ours = asynchronous || class == ON_OUR_STREAM;
-    if (captured && class == ON_OUR_STREAM)     /* the scratch may be another one by the time of the replay */
+    /* Scratch may be another one by the time of the replay. Of several islands some rank needs the host, so all refuse. */
+    if (captured && (class == ON_OUR_STREAM || w->plan->crosses))
         return HETCCL_IN_PROGRESS;
     while (!take_driver(c))
         if (!captured || hetccl_now_ns() > w->deadline_ns)

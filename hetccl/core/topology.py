@@ -43,6 +43,7 @@ class Record:
     calls: int = 0  # what the vendor's library can do: bits ALL_TO_ALL, TRANSFER, SPLIT, KEEPS_NAN
     topology: str = ""  # digest of the topology file that this rank was given
     tuning: str = ""  # digest of the rank's own tuning file
+    place: str = ""  # where the device sits, equal only for ranks that share it; "" if unknown
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -84,6 +85,12 @@ class Island:
     inner_rate: float = 0.0  # bytes a second and rank that the vendor's library moves inside; 0: unknown
     inner_latency: float = 0.0  # seconds of one call of it; 0: unknown
     border_why: str = ""  # who chose the border ranks, for people
+    direct: bool = False  # border messages go from and into the device's own memory
+
+    @property
+    def staged(self) -> bool:
+        """Whether what crosses the border passes through pinned memory of this rank's."""
+        return not (self.host_memory or self.direct)
 
     @property
     def size(self) -> int:

@@ -14,6 +14,8 @@ from hetccl.torch import _streams, _tensors
 from hetccl.torch._compat import HAS_PYTHON_BACKEND
 from hetccl.torch._composed import ComposedOps
 from hetccl.torch._errors import for_torch
+from hetccl.torch._monitored import monitored_barrier
+from hetccl.torch._sparse import SparseOps
 from hetccl.torch._work import HetWork, join
 from hetccl.types import DType, Op, RedOp
 
@@ -33,11 +35,13 @@ cdef int SUM = RedOp.SUM, INT32 = DType.INT32, UINT8 = DType.UINT8
 _live = []
 
 
-class HetcclOps(ComposedOps):
+class HetcclOps(ComposedOps, SparseOps):
     """The operations. `self._comm` is the communicator, `self._rank` and `self._size` the place in it."""
 
-    def _setup(self, comm, store, int rank, int size, name):
+    def _setup(self, comm, store, int rank, int size, name, timeout):
         self._name = name
+        self._timeout = timeout
+        self._monitored = 0
         self._comm = comm
         self._run = comm.run
         self._post = comm.post
@@ -69,6 +73,8 @@ class HetcclOps(ComposedOps):
         """Everything that is not one contiguous CPU tensor of a known dtype with a plain operator."""
         try:
             tensor = _tensors.one(tensors, "all_reduce")
+            if tensor.layout is not STRIDED and (tensor.is_cpu or tensor.device == self._device):
+                return self._allreduce_sparse(tensors, opts)
             _tensors.check_tensor(tensor, self._device)
             dtype = _tensors.dtype_code(tensor)
             code, factor = _tensors.reduction(opts.reduceOp)
@@ -146,6 +152,12 @@ class HetcclOps(ComposedOps):
         pointer = token.data_ptr()
         return self._start(BARRIER, pointer, pointer, 1, INT32, SUM, 0, opts, [], token)
 
+    def _monitored_barrier(self, timeout, wait_all_ranks):
+        """`timeout`: a timedelta, negative for the group's own."""
+        self._monitored += 1
+        seconds = (timeout if timeout.days >= 0 else self._timeout).total_seconds()
+        monitored_barrier(self._store, self._rank, self._size, self._monitored, seconds, wait_all_ranks)
+
     # -- point to point. A send never blocks the caller, so that torch may post them in any order.
 
     def send(self, tensors, dst, tag=0):
@@ -178,6 +190,7 @@ class HetcclOps(ComposedOps):
     # -- life of the group
 
     def set_timeout(self, timeout):
+        self._timeout = timeout
         self._comm.set_timeout(timeout.total_seconds())
 
     def shutdown(self):
@@ -333,7 +346,7 @@ class HetcclProcessGroup(HetcclOps, c10d.ProcessGroup):
     def __init__(self, comm, store, rank, size, name, timeout):
         c10d.ProcessGroup.__init__(self, rank, size)  # the form with a store cannot be subclassed in 2.13
         self._description = "undefined"
-        self._setup(comm, store, rank, size, name)
+        self._setup(comm, store, rank, size, name, timeout)
 
     def getRank(self):
         return self._rank
@@ -357,6 +370,9 @@ class HetcclProcessGroup(HetcclOps, c10d.ProcessGroup):
     def get_group_store(self):
         return self._store
 
+    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+        self._monitored_barrier(self._timeout if timeout is None else timeout, wait_all_ranks)
+
 
 if HAS_PYTHON_BACKEND:
 
@@ -366,7 +382,7 @@ if HAS_PYTHON_BACKEND:
         def __init__(self, comm, store, rank, size, name, timeout):
             c10d.Backend.__init__(self, rank, size)
             self._options = c10d.Backend.Options("hetccl", timeout)
-            self._setup(comm, store, rank, size, name)
+            self._setup(comm, store, rank, size, name, timeout)
 
         @property
         def options(self):
@@ -400,7 +416,7 @@ if HAS_PYTHON_BACKEND:
             return False
 
         def monitored_barrier(self, opts=None, wait_all_ranks=False):
-            return self.barrier(opts)
+            self._monitored_barrier((opts or c10d.BarrierOptions()).timeout, wait_all_ranks)
 
     GROUP_CLASS = HetcclBackend
 else:

@@ -17,7 +17,6 @@ import matrix
 
 from hetccl.testing.launch import run
 
-FULL = os.environ.get("HETCCL_TEST_FULL") == "1"
 SEED = int(os.environ.get("HETCCL_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
 
 MIXES = {
@@ -38,11 +37,11 @@ MIXES = {
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_every_cell(mix: str) -> None:
-    share, large = (1.0, 1.0) if FULL else (0.15, 0.005)
+def test_every_cell(mix: str, full: bool) -> None:
+    share, large = (1.0, 1.0) if full else (0.15, 0.005)
     print(f"seed {SEED}")
-    results = run(matrix.body, MIXES[mix], timeout=3600 if FULL else 240, args=(share, large, SEED))
+    results = run(matrix.body, MIXES[mix], timeout=3600 if full else 240, args=(share, large, SEED))
     assert len({r["cells"] for r in results}) == 1
-    assert results[0]["cells"] > (3000 if FULL else 300)
+    assert results[0]["cells"] > (3000 if full else 300)
     faults = [fault for r in results for fault in r["faults"]]
     assert not faults, f"seed {SEED}:\n" + "\n".join(faults)

@@ -1,52 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every operation of torch.distributed over ranks of two islands, with the results checked."""
+"""Every operation of torch.distributed over ranks of two and of three islands, with the results checked."""
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
+import os
+import sys
 from typing import Any
 
 import pytest
 
-from hetccl.testing.launch import run
+sys.path.insert(0, os.path.dirname(__file__))
+from torch_job import MIXED, TWO, assert_passed, same
 
 pytest.importorskip("torch")
-
-TWO = "host@a:1,host@b:1"
-THREE = "host@a:2,host@b:1"
+pytestmark = pytest.mark.timeout(320)
 
 
-@pytest.mark.parametrize("ranks", [TWO, THREE])
-@pytest.mark.parametrize(
-    "body", ["collectives", "composed", "objects", "point_to_point", "layouts", "works", "coalescing"]
-)
-def test_operations(body: str, ranks: str) -> None:
-    run(_BODIES[body], ranks, timeout=80)
-
-
-def joined() -> Any:
-    """torch.distributed with a hetccl default group."""
-    import datetime
-
-    import torch
-    import torch.distributed as dist
-
-    import hetccl.torch  # noqa: F401
-
-    torch.set_num_threads(1)
-    dist.init_process_group("hetccl", timeout=datetime.timedelta(seconds=30))
-    return dist
-
-
-def same(found: Any, expected: Any) -> None:
+def collectives(dist: Any, rank: int, size: int) -> None:
     import torch
 
-    assert torch.equal(torch.as_tensor(found), torch.as_tensor(expected)), f"{found} != {expected}"
-
-
-def collectives(rank: int, size: int) -> None:
-    import torch
-
-    dist = joined()
     total = size * (size + 1) // 2
     for async_op in (False, True):
         for count in (1, 5, 1000, 70_001):
@@ -82,19 +57,35 @@ def collectives(rank: int, size: int) -> None:
             _done(dist.reduce_scatter(part, pieces, async_op=async_op), async_op)
             same(part, expected)
         _done(dist.barrier(async_op=async_op), async_op)
+    for op, expected in (
+        (dist.ReduceOp.MIN, [1, 1 << (size - 1), 7]),
+        (dist.ReduceOp.MAX, [size, 1 << (size - 1), 7]),
+        (dist.ReduceOp.PRODUCT, [math.factorial(size), (1 << (size - 1)) ** size, 7**size]),
+        (dist.ReduceOp.BOR, [functools.reduce(operator.or_, range(1, size + 1)), 1 << (size - 1), 7]),
+        (dist.ReduceOp.BAND, [functools.reduce(operator.and_, range(1, size + 1)), 1 << (size - 1), 7]),
+        (
+            dist.ReduceOp.BXOR,
+            [
+                functools.reduce(operator.xor, range(1, size + 1)),
+                0 if size % 2 == 0 else 1 << (size - 1),
+                7 * (size % 2),
+            ],
+        ),
+    ):
+        t = torch.tensor([rank + 1, 1 << (size - 1), 7])
+        dist.all_reduce(t, op)
+        same(t, expected)
     t = torch.full((3,), float(rank + 1))
     dist.all_reduce(t, dist.ReduceOp.AVG)
     same(t, torch.full((3,), total / size))
     t = torch.full((3,), float(rank + 1))
     dist.all_reduce(t, dist._make_nccl_premul_sum(float(rank + 2)))
     same(t, torch.full((3,), float(sum((r + 1) * (r + 2) for r in range(size)))))
-    dist.destroy_process_group()
 
 
-def composed(rank: int, size: int) -> None:
+def composed(dist: Any, rank: int, size: int) -> None:
     import torch
 
-    dist = joined()
     total = float(size * (size + 1) // 2)
     for root in range(size):
         t = torch.full((7,), rank + 1.0)
@@ -126,11 +117,47 @@ def composed(rank: int, size: int) -> None:
     part = torch.zeros(rank + 1)
     dist.reduce_scatter(part, [torch.full((r + 1,), float(rank + r)) for r in range(size)])
     same(part, torch.full((rank + 1,), float(sum(range(size)) + size * rank)))
-    dist.destroy_process_group()
 
 
-def objects(rank: int, size: int) -> None:
-    dist = joined()
+def sparse(dist: Any, rank: int, size: int) -> None:
+    """Sums of sparse tensors: no two ranks have the same elements; dense dimensions; none at all on one rank."""
+    import torch
+
+    from hetccl.errors import MismatchError, UnsupportedError
+
+    def part(r: int, dense: tuple[int, ...]) -> torch.Tensor:
+        rows = torch.arange(r + 1) if r else torch.zeros(0, dtype=torch.int64)
+        places = torch.stack([rows, rows % 2]).repeat(1, 2)  # each element twice: not coalesced
+        values = torch.arange(1.0, 2 * len(rows) + 1).reshape(-1, *[1] * len(dense)).expand(-1, *dense).clone()
+        return torch.sparse_coo_tensor(places, values, (size, 3, *dense), check_invariants=True)
+
+    for dense in ((), (2,), (2, 3)):
+        expected = sum(part(r, dense).to_dense() for r in range(size))
+        t = part(rank, dense)
+        dist.all_reduce(t)
+        same(t.to_dense(), expected)
+        t = part(rank, dense)
+        work = dist.all_reduce(t, async_op=True)
+        work.wait()
+        same(t.to_dense(), expected)
+    nothing = torch.sparse_coo_tensor(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(0), (5,), check_invariants=True)
+    dist.all_reduce(nothing)
+    same(nothing.to_dense(), torch.zeros(5))
+    for kind, call in (
+        (UnsupportedError, lambda: dist.all_reduce(part(rank, ()), dist.ReduceOp.MAX)),
+        (UnsupportedError, lambda: dist.all_reduce(torch.eye(2).to_sparse_csr())),
+        (UnsupportedError, lambda: dist.broadcast(part(rank, ()), 0)),
+        (MismatchError, lambda: dist.all_reduce(part(rank, (2,) if rank == 0 else (3,)))),
+    ):
+        try:
+            call()
+        except kind as error:
+            assert isinstance(error, dist.DistBackendError), error
+        else:
+            raise AssertionError(f"expected {kind.__name__}")
+
+
+def objects(dist: Any, rank: int, size: int) -> None:
     found: list[Any] = [None] * size
     dist.all_gather_object(found, {"rank": rank, "text": "x" * (100 * rank)})
     assert found == [{"rank": r, "text": "x" * (100 * r)} for r in range(size)]
@@ -143,22 +170,13 @@ def objects(rank: int, size: int) -> None:
     mine: list[Any] = [None]
     dist.scatter_object_list(mine, [f"for {r}" for r in range(size)] if rank == 0 else None, 0)
     assert mine == [f"for {rank}"]
-    dist.destroy_process_group()
 
 
-def point_to_point(rank: int, size: int) -> None:
+def point_to_point(dist: Any, rank: int, size: int) -> None:
     import torch
 
     from hetccl.torch._compat import HAS_PYTHON_BACKEND
 
-    dist = joined()
-    right, left = (rank + 1) % size, (rank - 1) % size
-    for count in (0, 1, 100_000, 3_000_000):  # a send must not block, whatever its size
-        mine, theirs = torch.full((count,), float(rank)), torch.full((count,), -1.0)
-        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, right), dist.P2POp(dist.irecv, theirs, left)])
-        for work in works:
-            work.wait()
-        same(theirs, torch.full((count,), float(left)))
     if rank == 0:
         for _ in range(size - 1):
             t = torch.zeros(2)
@@ -192,14 +210,32 @@ def point_to_point(rank: int, size: int) -> None:
         dist.recv(t, 0)
         same(t, torch.full((4,), 1 + 2j, dtype=torch.complex64))
     dist.barrier()
-    dist.destroy_process_group()
 
 
-def layouts(rank: int, size: int) -> None:
+def batched(dist: Any, rank: int, size: int) -> None:
+    import torch
+
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for count in (0, 1, 100_000, 3_000_000):  # a send must not block, whatever its size
+        mine, theirs = torch.full((count,), float(rank)), torch.full((count,), -1.0)
+        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, right), dist.P2POp(dist.irecv, theirs, left)])
+        for work in works:
+            work.wait()
+        same(theirs, torch.full((count,), float(left)))
+    others = [r for r in range(size) if r != rank]  # everyone with everyone, receives first on some ranks
+    mine, found = torch.arange(5.0) + 100 * rank, {r: torch.zeros(5) for r in others}
+    sends = [dist.P2POp(dist.isend, mine, r) for r in others]
+    receives = [dist.P2POp(dist.irecv, found[r], r) for r in others]
+    for work in dist.batch_isend_irecv(sends + receives if rank % 2 else receives + sends):
+        work.wait()
+    for r in others:
+        same(found[r], torch.arange(5.0) + 100 * r)
+
+
+def layouts(dist: Any, rank: int, size: int) -> None:
     """Tensors that are not contiguous, have no dimension or no element."""
     import torch
 
-    dist = joined()
     base = torch.zeros(6, 4)
     for async_op in (False, True):
         base.zero_()
@@ -243,10 +279,9 @@ def layouts(rank: int, size: int) -> None:
         dist.recv(t, 0)
         same(t, [1.0, 3.0, 5.0, 7.0])
     dist.barrier()
-    dist.destroy_process_group()
 
 
-def works(rank: int, size: int) -> None:
+def works(dist: Any, rank: int, size: int) -> None:
     """Futures, results, polling, and works and tensors that nobody keeps."""
     import datetime
     import time
@@ -255,7 +290,6 @@ def works(rank: int, size: int) -> None:
 
     from hetccl.torch._compat import HAS_PYTHON_BACKEND
 
-    dist = joined()
     total = float(size * (size + 1) // 2)
     t = torch.full((1000,), rank + 1.0)
     work = dist.all_reduce(t, async_op=True)
@@ -281,13 +315,11 @@ def works(rank: int, size: int) -> None:
     dist.all_reduce(t)
     same(t, torch.full((4,), total))
     dist.barrier()
-    dist.destroy_process_group()
 
 
-def coalescing(rank: int, size: int) -> None:
+def coalescing(dist: Any, rank: int, size: int) -> None:
     import torch
 
-    dist = joined()
     total = float(size * (size + 1) // 2)
     group = dist.group.WORLD
     for device in (None, torch.device("cpu")):
@@ -325,7 +357,6 @@ def coalescing(rank: int, size: int) -> None:
     group._end_coalescing(torch.device("cpu")).wait()
     same(t, torch.full_like(t, total if rank == 0 else rank + 1.0))
     same(torch.stack(gathered)[:, 0], torch.arange(float(size)))
-    dist.destroy_process_group()
 
 
 def _done(work: Any, async_op: bool) -> None:
@@ -335,4 +366,10 @@ def _done(work: Any, async_op: bool) -> None:
         assert work is None
 
 
-_BODIES = {body.__name__: body for body in (collectives, composed, objects, point_to_point, layouts, works, coalescing)}
+CHECKS = (collectives, composed, sparse, objects, point_to_point, batched, layouts, works, coalescing)
+
+
+@pytest.mark.parametrize("ranks", [TWO, MIXED])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_operations(check: Any, ranks: str) -> None:
+    assert_passed(check, CHECKS, ranks)

@@ -3,31 +3,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import pytest
 
-from hetccl.testing.launch import run, run_results
+sys.path.insert(0, os.path.dirname(__file__))
+from torch_job import MIXED, TWO, assert_passed
+
+from hetccl.testing.launch import run_results
 
 pytest.importorskip("torch")
-
-TWO = "host@a:1,host@b:1"
-FOUR = "host@a:2,host@b:2"
-
-
-@pytest.mark.parametrize("ranks", [TWO, FOUR])
-def test_ddp_equals_gloo_where_sums_are_exact(ranks: str) -> None:
-    losses = run(exact_steps, ranks, timeout=90)
-    assert all(one == losses[0] for one in losses)
-
-
-def test_ddp_with_two_vendors_stays_together() -> None:
-    """A real model with rounding: every rank ends with the same bits, close to Gloo's."""
-    run(rounded_steps, FOUR, timeout=90)
-
-
-def test_fsdp2() -> None:
-    run(fully_sharded, TWO, timeout=90)
+pytestmark = pytest.mark.timeout(320)
 
 
 def test_a_failed_bucket_raises_in_backward() -> None:
@@ -38,25 +26,28 @@ def test_a_failed_bucket_raises_in_backward() -> None:
     assert results[0].value == "raised"
 
 
-def joined() -> Any:
-    import datetime
-
+def everyone_has(dist: Any, size: int, parameters: Any) -> None:
+    """All ranks hold the same bits."""
     import torch
-    import torch.distributed as dist
 
-    import hetccl.torch  # noqa: F401
+    found = [torch.zeros_like(parameters) for _ in range(size)]
+    gloo = dist.new_group(backend="gloo")
+    dist.all_gather(found, parameters, group=gloo)
+    assert all(one.view(torch.int32).equal(found[0].view(torch.int32)) for one in found)
+    dist.destroy_process_group(gloo)
 
-    torch.set_num_threads(1)
-    dist.init_process_group("hetccl", timeout=datetime.timedelta(seconds=40))
-    return dist
+
+def flat(model: Any) -> Any:
+    import torch
+
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def exact_steps(rank: int, size: int) -> list[float]:
+def exact_steps(dist: Any, rank: int, size: int) -> None:
     """Small whole numbers and a learning rate that is a power of two: no sum is ever rounded."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    dist = joined()
     gloo = dist.new_group(backend="gloo")
 
     def train(group: Any) -> tuple[list[float], torch.Tensor]:
@@ -74,21 +65,20 @@ def exact_steps(rank: int, size: int) -> list[float]:
             loss.backward()
             optimizer.step()
             seen.append(loss.item())
-        return seen, torch.cat([p.detach().flatten() for p in model.parameters()])
+        return seen, flat(model)
 
     ours, parameters = train(None)
     theirs, expected = train(gloo)
     assert ours == theirs and torch.equal(parameters, expected)
-    dist.destroy_process_group()
-    return parameters.tolist()
+    everyone_has(dist, size, parameters)
 
 
-def rounded_steps(rank: int, size: int) -> None:
+def rounded_steps(dist: Any, rank: int, size: int) -> None:
+    """A real model with rounding, without and with a hook that halves the bytes: close to Gloo's."""
     import torch
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
     from torch.nn.parallel import DistributedDataParallel
 
-    dist = joined()
     gloo = dist.new_group(backend="gloo")
 
     def train(group: Any, hook: Any = None) -> tuple[float, torch.Tensor]:
@@ -104,24 +94,19 @@ def rounded_steps(rank: int, size: int) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        return loss.item(), torch.cat([p.detach().flatten() for p in model.parameters()])
+        return loss.item(), flat(model)
 
     for hook in (None, default_hooks.fp16_compress_hook):
         loss, parameters = train(None, hook)
         expected, reference = train(gloo, hook)
         assert abs(loss - expected) < 1e-3 and torch.allclose(parameters, reference, atol=1e-3 if hook else 1e-5)
-        everyone = [torch.zeros_like(parameters) for _ in range(size)]
-        dist.all_gather(everyone, parameters, group=gloo)
-        assert all(one.view(torch.int32).equal(everyone[0].view(torch.int32)) for one in everyone)
-    dist.destroy_process_group()
+        everyone_has(dist, size, parameters)
 
 
-def fully_sharded(rank: int, size: int) -> None:
+def fully_sharded(dist: Any, rank: int, size: int) -> None:
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-
-    dist = joined()
 
     def model() -> torch.nn.Module:
         torch.manual_seed(0)
@@ -143,18 +128,84 @@ def fully_sharded(rank: int, size: int) -> None:
             optimizer.zero_grad()
     for one, other in zip(sharded.parameters(), whole.parameters(), strict=True):
         assert torch.allclose(one.full_tensor(), other.detach(), atol=1e-5)
-    dist.destroy_process_group()
+
+
+def uneven_inputs(dist: Any, rank: int, size: int) -> None:
+    """`join()`: ranks with fewer batches take part in the others' steps, and all end with one model."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 2)
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    batches = torch.Generator().manual_seed(rank)
+    steps = 0
+    with ddp.join():
+        for _ in range(2 + rank):
+            optimizer.zero_grad()
+            ddp(torch.randn(4, 8, generator=batches)).pow(2).mean().backward()
+            optimizer.step()
+            steps += 1
+    assert steps == 2 + rank
+    everyone_has(dist, size, flat(model))
+
+
+def sparse_gradients(dist: Any, rank: int, size: int) -> None:
+    """An embedding whose gradients are sparse; each rank touches other rows."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    model = torch.nn.Embedding(4 * size, 3, sparse=True)
+    before = model.weight.detach().clone()
+    ddp = DistributedDataParallel(model)
+    ddp(torch.tensor([rank, rank, 4 * size - 1])).sum().backward()
+    gradient = model.weight.grad
+    assert gradient is not None and gradient.is_sparse
+    expected = torch.zeros_like(before)
+    expected[:size] = 2 / size
+    expected[-1] = 1.0
+    assert torch.allclose(gradient.to_dense(), expected)
+    torch.optim.SGD(ddp.parameters(), lr=0.5).step()
+    everyone_has(dist, size, flat(model))
+
+
+def checkpoint(dist: Any, rank: int, size: int) -> None:
+    """A distributed checkpoint: what each rank saved of a sharded tensor is read back, also under other shards."""
+    import shutil
+    import tempfile
+
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    place = [tempfile.mkdtemp(prefix="hetccl-test-") if rank == 0 else None]
+    dist.broadcast_object_list(place, 0)
+    mesh = init_device_mesh("cpu", (size,))
+    whole = torch.arange(8.0 * size).view(2 * size, 4)
+    dcp.save({"sharded": distribute_tensor(whole, mesh, [Shard(0)]), "steps": 17}, checkpoint_id=place[0])
+    state = {"sharded": distribute_tensor(torch.zeros_like(whole), mesh, [Shard(1)]), "steps": 0}
+    dcp.load(state, checkpoint_id=place[0])
+    assert state["steps"] == 17 and torch.equal(state["sharded"].full_tensor(), whole)
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(place[0])
 
 
 def aborted_backward(rank: int, size: int) -> str:
+    import datetime
     import threading
 
     import torch
+    import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     from hetccl.torch import communicator
 
-    dist = joined()
+    torch.set_num_threads(1)
+    dist.init_process_group("hetccl", timeout=datetime.timedelta(seconds=40))
     gloo = dist.new_group(backend="gloo")
     ddp = DistributedDataParallel(torch.nn.Linear(4, 4))
     outcome = "waited"
@@ -179,3 +230,12 @@ def aborted_backward(rank: int, size: int) -> str:
     dist.barrier(group=gloo)
     dist.destroy_process_group()
     return outcome
+
+
+CHECKS = (exact_steps, rounded_steps, uneven_inputs, sparse_gradients, fully_sharded, checkpoint)
+
+
+@pytest.mark.parametrize("ranks", [TWO, MIXED])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_training(check: Any, ranks: str) -> None:
+    assert_passed(check, CHECKS, ranks)

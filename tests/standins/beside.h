@@ -9,8 +9,10 @@
 
 #ifdef HIP
 #define RUNTIME "libamdhip64.so.7"
+#define CAPTURING "hipStreamIsCapturing"
 #else
 #define RUNTIME "libcudart.so.13"
+#define CAPTURING "cudaStreamIsCapturing"
 #endif
 
 static void *runtime(const char *name)

@@ -24,11 +24,11 @@ AMD = {
 }
 
 
-def build(folder: Path, libraries: dict[str, tuple[str, ...]] | None = None) -> None:
-    """Raises `CalledProcessError` with the compiler's words on stderr."""
+def build(folder: Path, libraries: dict[str, tuple[str, ...]] | None = None, *more: str) -> None:
+    """`more`: further flags, e.g. -DOLD. Raises `CalledProcessError` with the compiler's words on stderr."""
     for name, (source, *flags) in (libraries or {**NVIDIA, **AMD}).items():
         command = ["gcc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden"]
-        command += [*flags, f"-Wl,-soname,{name}", "-o", str(folder / name), str(SOURCES / source)]
+        command += [*flags, *more, f"-Wl,-soname,{name}", "-o", str(folder / name), str(SOURCES / source)]
         subprocess.run([*command, "-lpthread", "-ldl", "-lrt"], check=True, timeout=60)
     topology(folder / "topology")
 

@@ -2,7 +2,9 @@
  * Stand-in for libnccl and, with -DHIP, librccl: the exact C interface on the memory and streams of the runtime's stand-in, across
  * processes of one host (POSIX shared memory, one byte ring for each ordered pair of ranks). Calls only enqueue; the work is
  * done when something waits for the stream. Arguments are checked as the real ones do, and pointers as they should.
- * Variables: STANDIN_VERSION, STANDIN_CCL_FAIL="ncclAllReduce:2:5" (the second call answers 5).
+ * Variables: STANDIN_VERSION; STANDIN_CCL_FAIL="ncclAllReduce:2:5" (the second call answers 5); STANDIN_CCL_BUSY="ncclAllReduce:2:9"
+ * (the second call answers "in progress", and so do the next 9 questions for errors); STANDIN_CCL_ASYNC="4:6" (the fourth question
+ * for errors, and all after it, answer 6). Compiled with -DOLD it lacks what came with later versions.
  */
 #define _GNU_SOURCE
 #include "beside.h"
@@ -19,14 +21,14 @@
 #include <unistd.h>
 
 #define API __attribute__((visibility("default")))
-enum { OK = 0, DEVICE_ERROR = 1, SYSTEM_ERROR = 2, INTERNAL = 3, BAD_ARGUMENT = 4, BAD_USAGE = 5, REMOTE = 6 };
+enum { OK = 0, DEVICE_ERROR = 1, SYSTEM_ERROR = 2, INTERNAL = 3, BAD_ARGUMENT = 4, BAD_USAGE = 5, REMOTE = 6, IN_PROGRESS = 7 };
 enum { RING = 1 << 16, MAX_RANKS = 16 };
 
 typedef struct { char bytes[128]; } unique_id;
 typedef struct { uint32_t magic; char name[64]; } id_head;
 typedef struct { _Atomic uint64_t head; char pad0[56]; _Atomic uint64_t tail; char pad1[56]; char data[RING]; } ring;
-typedef struct { _Atomic int joined, aborted; char pad[56]; ring rings[]; } segment;
-typedef struct comm { uint32_t magic; int n, rank, device; segment *s; uint64_t posted, done; } comm;
+typedef struct { _Atomic int joined, device[MAX_RANKS]; char pad[60]; ring rings[]; } segment;
+typedef struct comm { uint32_t magic; int n, rank, device; _Atomic int aborted; segment *s; uint64_t posted, done; } comm;
 typedef struct xfer { int peer, sending; char *p; size_t left; } xfer;
 typedef struct job {
     comm *c;
@@ -42,7 +44,7 @@ typedef struct job {
     struct job *next;
 } job;
 
-static _Thread_local char last[256];
+static char last[256];                          /* of the process, as in the real ones */
 static _Thread_local int depth;
 static _Thread_local job *group, *group_tail;
 static char unjoined[64];
@@ -50,17 +52,28 @@ static char unjoined[64];
 static int fail(int code, const char *text) { snprintf(last, sizeof last, "stand-in: %s", text); return code; }
 static size_t size_of(int type) { static const int s[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2}; return type < 0 || type > 9 ? 0 : (size_t)s[type]; }
 
-static int fault(const char *name)
+/* The number behind the second colon if this is the call that a variable names ("ncclAllReduce:2:5"), else 0. */
+static int chosen(const char *variable, const char *name, int *calls)
 {
-    static int calls;
-    const char *wanted = getenv("STANDIN_CCL_FAIL");
+    const char *wanted = getenv(variable);
     size_t n = strlen(name);
     char *rest;
     if (!wanted || strncmp(wanted, name, n) || wanted[n] != ':')
         return 0;
     long k = strtol(wanted + n + 1, &rest, 10);
-    return ++calls == k && *rest == ':' ? atoi(rest + 1) : 0;
+    return ++*calls == k && *rest == ':' ? atoi(rest + 1) : 0;
 }
+static _Atomic int busy;                        /* questions that are still answered "in progress" */
+static int fault(const char *name)
+{
+    static int failing, slow;
+    int polls = chosen("STANDIN_CCL_BUSY", name, &slow);
+    if (polls)
+        busy = polls;
+    return chosen("STANDIN_CCL_FAIL", name, &failing);
+}
+/* What a call that went well answers. */
+static int ended(void) { return busy ? IN_PROGRESS : OK; }
 #define ENTER() do { int f = fault(__func__); if (f) return fail(f, "a test asked for this error"); } while (0)
 
 /* Leaves nothing in /dev/shm when a rank never came. */
@@ -102,19 +115,36 @@ API int ncclCommInitRank(comm **out, int n, unique_id u, int rank)
         return fail(SYSTEM_ERROR, "shared memory");
     segment *s = mmap(0, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
+    s->device[rank] = device();
     atomic_fetch_add(&s->joined, 1);
     while (s->joined < n)
         usleep(200);
     shm_unlink(h->name);
     unjoined[0] = 0;
+    for (int a = 0; a < n; a++)
+        for (int b = 0; b < a; b++)
+            if (s->device[a] == s->device[b])
+                return fail(BAD_USAGE, "Duplicate GPU detected: two ranks of one host use the same device");
     comm *c = calloc(1, sizeof *c);
-    *c = (comm){0xc0ffee, n, rank, device(), s, 0, 0};
+    *c = (comm){0xc0ffee, n, rank, device(), 0, s, 0, 0};
     *out = c;
-    return OK;
+    return ended();
+}
+static int asked(void)
+{
+    static int questions;
+    const char *wanted = getenv("STANDIN_CCL_ASYNC"), *code = wanted ? strchr(wanted, ':') : NULL;
+    if (code && ++questions >= atoi(wanted))
+        return atoi(code + 1);
+    int left = busy;
+    if (!left)
+        return OK;
+    busy = left - 1;
+    return IN_PROGRESS;
 }
 API int ncclCommDestroy(comm *c) { if (c && c->magic != 0xc0ffee) return fail(BAD_ARGUMENT, "ncclCommDestroy: not a communicator"); if (c) c->magic = 0xdead; return OK; }
-API int ncclCommAbort(comm *c) { if (!c || c->magic != 0xc0ffee) return fail(BAD_ARGUMENT, "ncclCommAbort: not a communicator"); c->s->aborted = 1; return OK; }
-API int ncclCommGetAsyncError(comm *c, int *e) { if (!c || !e || c->magic != 0xc0ffee) return fail(BAD_ARGUMENT, "comm argument is NULL or destroyed"); *e = c->s->aborted ? REMOTE : OK; return OK; }
+API int ncclCommAbort(comm *c) { if (!c || c->magic != 0xc0ffee) return fail(BAD_ARGUMENT, "ncclCommAbort: not a communicator"); c->aborted = 1; return OK; }
+API int ncclCommGetAsyncError(comm *c, int *e) { if (!c || !e || c->magic != 0xc0ffee) return fail(BAD_ARGUMENT, "comm argument is NULL or destroyed"); *e = c->aborted ? REMOTE : asked(); return OK; }
 API int ncclCommCount(comm *c, int *v) { if (!c || !v) return BAD_ARGUMENT; *v = c->n; return OK; }
 API int ncclCommUserRank(comm *c, int *v) { if (!c || !v) return BAD_ARGUMENT; *v = c->rank; return OK; }
 API int ncclCommCuDevice(comm *c, int *v) { if (!c || !v) return BAD_ARGUMENT; *v = c->device; return OK; }
@@ -124,7 +154,7 @@ static int step(void *arg)
 {
     job *j = arg;
     comm *c = j->c;
-    if (!c->s->aborted) {
+    if (!c->aborted) {
         if (c->done != j->number)
             return 0;
         if (!j->started++ && j->before)
@@ -166,11 +196,30 @@ static int step(void *arg)
     return 1;
 }
 
+/* One replay's copy of a job in a graph. */
+static void *again(void *arg)
+{
+    job *old = arg, *j = malloc(sizeof *j);
+    *j = *old;
+    j->number = j->c->posted++;
+    if (old->scratch) {
+        size_t n = j->bytes * (size_t)j->c->n + 1;
+        j->scratch = malloc(n);
+        for (int i = 0; i < j->n; i++)
+            if (j->x[i].p >= old->scratch && j->x[i].p < old->scratch + n)
+                j->x[i].p = j->scratch + (j->x[i].p - old->scratch);
+    }
+    return j;
+}
+
 static int post(job *j)
 {
-    int (*enqueue)(void *, int (*)(void *), void *) = (int (*)(void *, int (*)(void *), void *))runtime("standin_enqueue");
-    j->number = j->c->posted++;
-    return enqueue(j->stream, step, j) ? fail(DEVICE_ERROR, "the stream is no stream") : OK;
+    typedef int (*enqueue_fn)(void *, int (*)(void *), void *, void *(*)(void *));
+    enqueue_fn enqueue = (enqueue_fn)runtime("standin_enqueue");
+    int (*capturing)(void *, int *) = (int (*)(void *, int *))runtime(CAPTURING), now = 0;
+    if (capturing(j->stream, &now) == 0 && !now)
+        j->number = j->c->posted++;         /* else its replays have numbers */
+    return enqueue(j->stream, step, j, again) ? fail(DEVICE_ERROR, "the stream is no stream") : ended();
 }
 
 static int submit(job *j)
@@ -193,11 +242,12 @@ API int ncclGroupEnd(void)
         return fail(BAD_USAGE, "ncclGroupEnd without ncclGroupStart");
     if (--depth)
         return OK;
+    ENTER();
     job *all = NULL, *j, *next;             /* sends and receives of a group go on side by side: one job */
     for (j = group; j; j = next) {
         next = j->next;
         if (j->before || j->after) {
-            rc = rc ? rc : post(j);
+            rc = rc && rc != IN_PROGRESS ? rc : post(j);
         } else if (!all) {
             all = j;
         } else if (all->n + j->n <= 2 * MAX_RANKS) {
@@ -209,7 +259,7 @@ API int ncclGroupEnd(void)
         }
     }
     group = group_tail = NULL;
-    return all && !rc ? post(all) : rc;
+    return all && (!rc || rc == IN_PROGRESS) ? post(all) : rc;
 }
 
 static job *make(comm *c, const void *in, size_t in_bytes, void *out, size_t out_bytes, size_t count, int type, void *stream, int *code)
@@ -220,6 +270,8 @@ static job *make(comm *c, const void *in, size_t in_bytes, void *out, size_t out
         fail(*code, "comm argument is NULL or destroyed");
     else if (!size_of(type))
         fail(*code, "invalid type");
+    else if (count && !in && !out)
+        fail(*code, "sendbuff or recvbuff argument is NULL");
     else if ((in && owner(in, in_bytes) != c->device) || (out && owner(out, out_bytes) != c->device))
         fail(*code, "a buffer is not, or not wholly, memory of the communicator's device");
     else {
@@ -243,53 +295,7 @@ static void add(job *j, int peer, int sending, const void *p, size_t n)
         j->x[j->n++] = (xfer){peer, sending, (char *)p, n};
 }
 
-static float wide(uint16_t x, int type)
-{
-    union { uint32_t u; float f; } v = {(uint32_t)x << 16};
-    _Float16 h;
-    memcpy(&h, &x, 2);
-    return type == 6 ? (float)h : v.f;
-}
-static uint16_t narrow(float f, int type)
-{
-    union { float f; uint32_t u; } v = {f};
-    _Float16 h = (_Float16)f;
-    uint16_t r;
-    memcpy(&r, &h, 2);
-    if (type == 6)
-        return r;
-    return (uint16_t)((v.u & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : (v.u + 0x7fff + (v.u >> 16 & 1)) >> 16);
-}
-
-#define COMBINED(a, b) (op == 1 ? (a) * (b) : op == 2 ? ((a) > (b) ? (a) : (b)) : op == 3 ? ((a) < (b) ? (a) : (b)) : (a) + (b))
-#define REDUCE(T, C, GET, PUT)                                          \
-    for (size_t i = 0; i < count; i++) {                                \
-        C a = GET(((const T *)in)[i]);                                  \
-        for (int r = 1; r < n; r++) {                                   \
-            C b = GET(((const T *)in)[(size_t)r * count + i]);          \
-            a = (C)COMBINED(a, b);                                      \
-        }                                                               \
-        ((T *)out)[i] = (T)PUT(op == 4 ? (C)(a / (C)n) : a);            \
-    }                                                                   \
-    break
-#define AS_IS(x) (x)
-#define WIDE(x) wide(x, type)
-#define NARROW(x) narrow(x, type)
-/* out = operator over n blocks of in, in rank order. */
-static void reduce(void *out, const void *in, size_t count, int type, int op, int n)
-{
-    switch (type) {
-    case 0: REDUCE(int8_t, int8_t, AS_IS, AS_IS);
-    case 1: REDUCE(uint8_t, uint8_t, AS_IS, AS_IS);
-    case 2: REDUCE(int32_t, int32_t, AS_IS, AS_IS);
-    case 3: REDUCE(uint32_t, uint32_t, AS_IS, AS_IS);
-    case 4: REDUCE(int64_t, int64_t, AS_IS, AS_IS);
-    case 5: REDUCE(uint64_t, uint64_t, AS_IS, AS_IS);
-    case 7: REDUCE(float, float, AS_IS, AS_IS);
-    case 8: REDUCE(double, double, AS_IS, AS_IS);
-    default: REDUCE(uint16_t, float, WIDE, NARROW);
-    }
-}
+#include "reduce.h"
 
 static void after_reduce(job *j) { if (j->out) reduce(j->out, j->scratch, j->count, j->type, j->op, j->c->n); }
 static void own_block(job *j) { memcpy(j->scratch + (size_t)j->c->rank * j->bytes, j->in, j->bytes); }
@@ -377,10 +383,11 @@ API int ncclBroadcast(const void *in, void *out, size_t count, int type, int roo
     }
     return submit(j);
 }
-static void own_pair(job *j)
+__attribute__((unused)) static void own_pair(job *j)
 {
     memmove(j->out + (size_t)j->c->rank * j->bytes, j->in + (size_t)j->c->rank * j->bytes, j->bytes);
 }
+#ifndef OLD                                     /* NCCL has it from 2.28 on, RCCL since long under another name */
 #ifdef HIP
 API int ncclAllToAll(const void *in, void *out, size_t count, int type, comm *c, void *stream)
 #else
@@ -396,6 +403,7 @@ API int ncclAlltoAll(const void *in, void *out, size_t count, int type, comm *c,
         }
     return submit(j);
 }
+#endif
 API int ncclSend(const void *in, size_t count, int type, int peer, comm *c, void *stream)
 {
     MAKE(in, BYTES, NULL, 0);

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define API __attribute__((visibility("default")))
 #ifdef HIP
@@ -28,9 +29,11 @@ enum { STREAM = 0x57e4, EVENT = 0xe7e7 };
 
 /* One step of deferred work: 1 done, 0 not yet. */
 typedef int (*step_fn)(void *);
-typedef struct op { step_fn fn; void *arg; struct op *next; } op;
-typedef struct stream { int magic, device; op *head, *tail; uint64_t enqueued, done; struct stream *next; } stream;
-typedef struct event { int magic, asked; stream *on; uint64_t at; } event;
+/* For a graph: another copy of its argument, for one replay. */
+typedef void *(*again_fn)(void *);
+typedef struct op { step_fn fn; void *arg; again_fn again; struct op *next; } op;
+typedef struct stream { int magic, device; op *head, *tail; uint64_t enqueued, done; struct graph *into; int apart; struct stream *next; } stream;
+typedef struct event { int magic, asked; stream *on; uint64_t at; struct graph *into; } event;
 typedef struct block { char *p; size_t n; int type, device; struct block *next; } block;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -118,13 +121,18 @@ static void finish(stream *s, uint64_t upto)
     pthread_mutex_unlock(&lock);
 }
 
-static int enqueue(void *handle, step_fn fn, void *arg)
+#include "graph.h"
+
+static int enqueue(void *handle, step_fn fn, void *arg, again_fn again)
 {
     pthread_mutex_lock(&lock);
     stream *s = of(handle);
     op *o = s ? malloc(sizeof *o) : NULL;
-    if (o) {
-        *o = (op){fn, arg, NULL};
+    if (o && s->into) {
+        *o = (op){fn, arg, again, NULL};
+        keep(s, o);
+    } else if (o) {
+        *o = (op){fn, arg, NULL, NULL};
         if (s->tail)
             s->tail->next = o;
         else
@@ -137,7 +145,7 @@ static int enqueue(void *handle, step_fn fn, void *arg)
 }
 
 /* For the stand-ins of the collective libraries and of the driver. */
-API int standin_enqueue(void *handle, step_fn fn, void *arg) { return enqueue(handle, fn, arg); }
+API int standin_enqueue(void *handle, step_fn fn, void *arg, again_fn again) { return enqueue(handle, fn, arg, again); }
 
 static block *find(const void *p)
 {
@@ -229,9 +237,9 @@ static int release(void *p, int type)
     return found ? OK : answer(INVALID);
 }
 
-API int N(Malloc)(void **p, size_t n) { ENTER("Malloc"); return allocate(p, n, DEVICE_TYPE); }
-API int N(Free)(void *p) { return release(p, DEVICE_TYPE); }
-static int host_alloc(void **p, size_t n, unsigned flags) { return flags > 7 ? answer(INVALID) : allocate(p, n, HOST_TYPE); }
+API int N(Malloc)(void **p, size_t n) { ENTER("Malloc"); UNSAFE(); return allocate(p, n, DEVICE_TYPE); }
+API int N(Free)(void *p) { if (p) UNSAFE(); return release(p, DEVICE_TYPE); }
+static int host_alloc(void **p, size_t n, unsigned flags) { UNSAFE(); return flags > 7 ? answer(INVALID) : allocate(p, n, HOST_TYPE); }
 #ifdef HIP
 API int hipHostMalloc(void **p, size_t n, unsigned flags) { return host_alloc(p, n, flags); }
 API int hipHostFree(void *p) { return release(p, HOST_TYPE); }
@@ -240,6 +248,7 @@ API int cudaHostAlloc(void **p, size_t n, unsigned flags) { return host_alloc(p,
 API int cudaFreeHost(void *p) { return release(p, HOST_TYPE); }
 #endif
 API int N(HostRegister)(void *p, size_t n, unsigned flags) { return p && n && flags <= 15 ? OK : answer(INVALID); }
+API int N(HostGetDevicePointer)(void **seen, void *p, unsigned flags) { *seen = p; return p && !flags ? OK : answer(INVALID); }
 API int N(HostUnregister)(void *p) { return p ? OK : answer(INVALID); }
 
 API int N(PointerGetAttributes)(void *attributes, const void *p)
@@ -258,6 +267,7 @@ API int N(PointerGetAttributes)(void *attributes, const void *p)
 }
 
 typedef struct copy { void *dst; const void *src; size_t n; int byte; } copy;
+static void *again_copy(void *arg) { copy *c = malloc(sizeof *c); *c = *(copy *)arg; return c; }
 static int do_copy(void *arg) { copy *c = arg; memmove(c->dst, c->src, c->n); free(c); return 1; }
 static int do_fill(void *arg) { copy *c = arg; memset(c->dst, c->byte, c->n); free(c); return 1; }
 
@@ -268,7 +278,7 @@ API int N(MemcpyAsync)(void *dst, const void *src, size_t n, int kind, void *s)
     if (!c)
         return answer(INVALID);
     *c = (copy){dst, src, n, 0};
-    return answer(enqueue(s, do_copy, c));
+    return answer(enqueue(s, do_copy, c, again_copy));
 }
 API int N(MemsetAsync)(void *dst, int byte, size_t n, void *s)
 {
@@ -277,7 +287,7 @@ API int N(MemsetAsync)(void *dst, int byte, size_t n, void *s)
     if (!c || !dst || standin_device_of(dst, n) < 0)
         return answer(INVALID);
     *c = (copy){dst, NULL, n, byte};
-    return answer(enqueue(s, do_fill, c));
+    return answer(enqueue(s, do_fill, c, again_copy));
 }
 
 API int N(StreamCreateWithFlags)(void **out, unsigned flags)
@@ -302,6 +312,8 @@ API int N(StreamSynchronize)(void *handle)
     pthread_mutex_unlock(&lock);
     if (!s)
         return answer(BAD_HANDLE);
+    if (s->into)
+        return answer(spoil(UNSUPPORTED_IN_CAPTURE));
     finish(s, s->enqueued);
     return OK;
 }
@@ -314,8 +326,6 @@ API int N(StreamDestroy)(void *handle)          /* its memory stays: events may 
     s->magic = 0;
     return OK;
 }
-API int N(StreamIsCapturing)(void *handle, int *now) { (void)handle; *now = 0; return OK; }
-
 API int N(EventCreateWithFlags)(void **out, unsigned flags)
 {
     event *e = flags == 2 ? calloc(1, sizeof *e) : NULL;
@@ -337,6 +347,7 @@ API int N(EventRecord)(void *handle, void *on)
         e->on = s;
         e->at = s->enqueued;
         e->asked = 0;
+        e->into = s->into;
     }
     pthread_mutex_unlock(&lock);
     return good ? OK : answer(BAD_HANDLE);
@@ -347,6 +358,9 @@ API int N(EventQuery)(void *handle)
     event *e = handle;
     if (!e || e->magic != EVENT)
         return answer(BAD_HANDLE);
+    UNSAFE();
+    if (e->into)
+        return answer(CAPTURED_EVENT);
     pthread_mutex_lock(&lock);
     int done = 1;
     if (e->on && e->on->done < e->at) {
@@ -365,6 +379,9 @@ API int N(EventSynchronize)(void *handle)
     event *e = handle;
     if (!e || e->magic != EVENT)
         return answer(BAD_HANDLE);
+    UNSAFE();
+    if (e->into)
+        return answer(CAPTURED_EVENT);
     if (e->on)
         finish(e->on, e->at);
     return OK;
@@ -384,59 +401,14 @@ API int N(StreamWaitEvent)(void *handle, void *what, unsigned flags)
     event *e = what;
     if (!e || e->magic != EVENT || flags > 1)
         return answer(BAD_HANDLE);
+    int joined = join(handle, e);
+    if (joined >= 0)
+        return answer(joined);
     if (!e->on)
         return OK;
     wait *w = malloc(sizeof *w);
     *w = (wait){e->on, e->at};
-    return answer(enqueue(handle, do_wait, w));
+    return answer(enqueue(handle, do_wait, w, NULL));
 }
 
-/* Kernels: the module is the path of a library that the compiler's stand-in has made (see compiler.c). */
-typedef struct kernel_args { uint64_t word[36]; } kernel_args;      /* hetccl_kernel_args, by value */
-typedef struct launch { void (*kernel)(kernel_args); void (*at)(unsigned, unsigned, unsigned, unsigned); unsigned grid, block; kernel_args args; } launch;
-typedef struct function { void (*kernel)(kernel_args); void (*at)(unsigned, unsigned, unsigned, unsigned); } function;
-static int do_launch(void *arg)
-{
-    launch *l = arg;
-    for (unsigned b = 0; b < l->grid; b++)
-        for (unsigned t = 0; t < l->block; t++) {
-            l->at(b, l->block, t, l->grid);
-            l->kernel(l->args);
-        }
-    free(l);
-    return 1;
-}
-API int standin_load(void **module, const void *image)
-{
-    *module = strncmp(image, "STANDIN ", 8) ? NULL : dlopen((const char *)image + 8, RTLD_NOW | RTLD_LOCAL);
-    return *module ? OK : 200;
-}
-API int standin_function(void **out, void *module, const char *name)
-{
-    function *f = malloc(sizeof *f);
-    *(void **)&f->kernel = dlsym(module, name);
-    *(void **)&f->at = dlsym(module, "standin_at");
-    *out = f;
-    return f->kernel && f->at ? OK : 500;
-}
-API int standin_launch(void *what, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *s, void **args, void **extra)
-{
-    function *f = what;
-    launch *l = calloc(1, sizeof *l);
-    if (!l || gy * gz * by * bz != 1 || shared || extra || !gx || bx > 1024)
-        return answer(INVALID);
-    l->kernel = f->kernel;
-    l->at = f->at;
-    l->grid = gx;
-    l->block = bx;
-    memcpy(&l->args, args[0], sizeof l->args);
-    return answer(enqueue(s, do_launch, l));
-}
-#ifdef HIP
-API int hipModuleLoadData(void **m, const void *image) { return standin_load(m, image); }
-API int hipModuleGetFunction(void **f, void *m, const char *name) { return standin_function(f, m, name); }
-API int hipModuleLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned h, void *s, void **args, void **extra)
-{
-    return standin_launch(f, a, b, c, d, e, g, h, s, args, extra);
-}
-#endif
+#include "kernels.h"

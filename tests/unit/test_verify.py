@@ -38,13 +38,20 @@ def test_every_operation_has_a_specification() -> None:
     assert {op.label for op in ALGORITHMS} <= set(SPECS)
 
 
-@pytest.mark.parametrize("slots", [1, 2, 8])
-def test_present_algorithms_are_accepted(slots: int) -> None:
-    for top in (TWO_TWO, DEVICES, topology([[0, 3], [1], [2]]), topology([[0, 1, 2], [3, 4]], poor=[0])):
-        for shared, algorithm in classes(top, (RedOp.SUM, RedOp.AVG, RedOp.PREMUL_SUM)):
-            found = plans(top, shared, algorithm)
-            proofs = verify_class(top, shared, found, slots=slots, places=places_of(top, shared))
-            assert all(p.border_elements for p in proofs if p.count)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("top", "slots"),
+    [
+        (TWO_TWO, 1), (TWO_TWO, 2), (DEVICES, 8), (topology([[0, 3], [1], [2]]), 1),
+        (topology([[0, 1, 2], [3, 4]], poor=[0]), 1), (topology([[0, 1, 2], [3, 4]], device=[1], lacking=[1]), 1),
+    ],
+    ids=["2+2", "2+2, two slots", "devices, eight slots", "2+1+1", "3+2 poor", "3+2 lacking"],
+)  # fmt: skip
+def test_present_algorithms_are_accepted(top: Topology, slots: int) -> None:
+    for shared, algorithm in classes(top, (RedOp.SUM, RedOp.AVG, RedOp.PREMUL_SUM)):
+        found = plans(top, shared, algorithm)
+        proofs = verify_class(top, shared, found, slots=slots, few=3, places=places_of(top, shared))
+        assert all(p.border_elements for p in proofs if p.count)
 
 
 def test_border_elements_of_a_proof() -> None:
@@ -303,7 +310,8 @@ def test_clocks_join_like_vectors() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_reference_interpreter_agrees(seed: int) -> None:
-    for top in (TWO_TWO, topology([[0, 2], [1]], device=[0]), topology([[0], [1, 2], [3]], device=[1], poor=[1])):
+    tops = (TWO_TWO, topology([[0, 2], [1]], device=[0]), topology([[0], [1, 2], [3]], device=[1], poor=[1]))
+    for top in tops[seed % 3 :][:1]:
         for shared, algorithm in classes(top, (RedOp.SUM, RedOp.AVG, RedOp.PREMUL_SUM, RedOp.MAX)):
             found = shrink(plans(top, shared, algorithm))
             for count in (1,) if shared.counts else (1, representative_counts(found[0])[-1]):
@@ -333,30 +341,29 @@ def test_a_wrong_plan_raises_before_anything_runs(monkeypatch: pytest.MonkeyPatc
         return edit(found, 1, first(found[1], StepKind.FLOWS), wait=-1)[rank]
 
     monkeypatch.setitem(planner.ALGORITHMS[Op.ALL_REDUCE], "owners", wrong)
+    forced = {"all_reduce": "owners"}
     for rank in range(4):  # all ranks say the same
         with pytest.raises(InternalError, match=r"so nothing was sent.*race.*please report"):
-            planner_of(rank, "first").plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0)
-    assert planner_of(1, "off").plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0).rank == 1
-
-
-def planner_of(rank: int, verify: str) -> Planner:
-    return Planner(TWO_TWO, rank, {"all_reduce": "owners"}, verify=verify)
+            Planner(TWO_TWO, rank, forced).plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0)
+    assert Planner(TWO_TWO, 1, forced, verify="off").plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0).rank == 1
 
 
 def test_a_class_is_proved_once() -> None:
     p = Planner(TWO_TWO, 0, {})
     ask: Callable[..., Plan] = p.plan
-    ask(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, False)
+    ask(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0)
     assert p.gate.proofs == 1
-    ask(Op.ALL_REDUCE, DType.INT32, RedOp.MAX, 0, False)  # the same plan
+    ask(Op.ALL_REDUCE, DType.INT32, RedOp.MAX, 0, 0)  # the same plan
     assert p.gate.proofs == 1
-    ask(Op.ALL_REDUCE, DType.FLOAT32, RedOp.AVG, 0, False)
-    ask(Op.ALL_REDUCE, DType.FLOAT16, RedOp.AVG, 0, False)
-    ask(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, True)
+    ask(Op.ALL_REDUCE, DType.FLOAT32, RedOp.AVG, 0, 0)
+    ask(Op.ALL_REDUCE, DType.FLOAT16, RedOp.AVG, 0, 0)
+    largest = len(p.limits(Op.ALL_REDUCE))
+    assert largest, "small and large messages take different algorithms"
+    ask(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, largest)
     assert p.gate.proofs == 4
     always = Planner(TWO_TWO, 0, {}, verify="always")
     for _ in range(2):
-        always.plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, False)
+        always.plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0)
     assert always.gate.proofs == 2
 
 

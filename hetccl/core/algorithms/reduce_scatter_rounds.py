@@ -86,7 +86,7 @@ class _Scatter:
             blocks.device = blocks.host = -(-blocks.extent(Buffer.IN, list(range(n))) // max(blocks.width, 1))
         self._reduce(buffer)
         ready = max((i for i, s in enumerate(b.steps) if s.lane == Lane.ISLAND), default=-1)
-        if not isl.host_memory:
+        if isl.staged:
             for first, count in self._all_pieces():
                 src = self.held[first]
                 self.held[first] = self._scratch(Buffer.HOST_SCRATCH, first, count)
@@ -103,7 +103,7 @@ class _Scatter:
         ranks = self.topology.islands[part].ranks
         if self.by_heads:
             return runs(ranks, self.merges) if self.rank == self.head else []
-        return [(r, 1) for r in ranks if carrier(self.topology, self.mine, r) == self.rank]
+        return [(r, 1) for r in self.topology.border.carried(self.rank, part)]
 
     def _all_pieces(self) -> list[tuple[int, int]]:
         return [piece for i in self.topology.islands for piece in self._pieces(i.index)]

@@ -8,7 +8,6 @@ travels in one is complete before the next begins.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -81,29 +80,22 @@ def reversed_rounds(schedule: Schedule, island: int, islands: int) -> list[Round
 def carrier(topology: Topology, island: int, rank: int) -> int:
     """The border rank of an island that carries the block of `rank`, which may be of another: the one in whose shard
     the shard of the rank itself begins, so that any two carriers of one block are linked."""
-    border = topology.border
-    home = topology.place(rank)[0]
-    if home == island:
-        return rank
-    at = border.cuts(home)[topology.islands[home].borders.index(rank)]
-    return topology.islands[island].borders[bisect_right(border.cuts(island), at) - 1]
+    return topology.border.shard_carriers(island, topology.place(rank)[0])[rank]
 
 
 def side_by_side(topology: Topology, island: int, other: int) -> bool:
     """Whether the blocks of island `other` lie side by side and each rank of `island` carries the one that a vendor's
     all_gather or reduce_scatter gives it."""
     ours, theirs = topology.islands[island].ranks, topology.islands[other]
-    return (
-        theirs.size == len(ours)
-        and theirs.contiguous
-        and all(carrier(topology, island, r) == ours[k] for k, r in enumerate(theirs.ranks))
-    )
+    if theirs.size != len(ours) or not theirs.contiguous:
+        return False
+    carriers = topology.border.shard_carriers(island, other)
+    return all(carriers[r] == ours[k] for k, r in enumerate(theirs.ranks))
 
 
 def pieces_of(topology: Topology, rank: int, scale: int = 1) -> list[tuple[int, int, tuple[int, ...]]]:
     """The pieces of one border rank's shard: (first unit, last unit, who holds it in each island)."""
-    mine = topology.place(rank)[0]
-    return [(lo * scale, hi * scale, who) for lo, hi, who in topology.border.pieces() if who[mine] == rank]
+    return [(lo * scale, hi * scale, who) for lo, hi, who in topology.border.pieces_of(rank)]
 
 
 def need_mesh(topology: Topology, shared: Shared, name: str) -> None:

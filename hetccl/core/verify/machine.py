@@ -74,6 +74,7 @@ class Rank:
     def __init__(self, plan: Plan, layout: Layout, topology: Topology, first_thread: int) -> None:
         self.plan, self.layout = plan, layout
         self.device = not topology.island_of(plan.rank).host_memory
+        self.staged = topology.island_of(plan.rank).staged
         self.island_rank = topology.place(plan.rank)[1]
         self.order = {lane: plan.lane(lane) for lane in Lane}
         self.shift = layout.depth - 1
@@ -259,11 +260,6 @@ class Machine:
         if n == 0:
             return
         dst = layout.place(step.dst, segment)
-        if step.kind == StepKind.FILL:
-            if rank.device and step.dst.buffer != Buffer.HOST_SCRATCH:
-                raise Fault("fills on the host what does not lie in host memory")
-            self.store(rank, dst, [(n, self.values.neutral(combining(plan.redop)), 0)], me.access())
-            return
         src = layout.place(step.src, segment, n)
         if step.kind == StepKind.COPY:
             if layout.length(step.src, segment) != n:
@@ -283,6 +279,9 @@ class Machine:
             and step.src.buffer == Buffer.HOST_SCRATCH
         ):
             raise Fault("scales on the device what lies in host memory")
+        if step.kind == StepKind.FILL:
+            self.store(rank, dst, [(n, *self.values.neutral())], me.access())
+            return
         sources = [src]
         if step.kind == StepKind.COMBINE:
             stride = layout.stride(step.src) * step.stride
@@ -325,7 +324,7 @@ class Machine:
         begun: list[tuple[int, list[Proc]]] = []
         for number in range(step.first_flow, step.first_flow + step.n_flows):
             flow = plan.flows[number]
-            if rank.device and any(s.buffer not in (-1, Buffer.HOST_SCRATCH) for s in (flow.src, flow.dst)):
+            if rank.staged and any(s.buffer not in (-1, Buffer.HOST_SCRATCH) for s in (flow.src, flow.dst)):
                 raise Fault("sends or receives memory of the device; the border needs host memory")
             empty = rank.layout.length(flow.src if flow.src.buffer >= 0 else flow.dst, segment) == 0
             orders = rank.clashes(step, number)
