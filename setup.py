@@ -40,6 +40,8 @@ ENGINE = tuple(
         "windows",
         "direct",
         "direct_combine",
+        "direct_p2p",
+        "team",
         "device_sum",
         "identity",
         "comm",

@@ -19,6 +19,8 @@ from hetccl.types import DType, Op, RedOp
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 DEVICE = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+if os.environ.get("DIRECT_CPU_RANK") == str(RANK):
+    DEVICE = torch.device("cpu")
 TYPES = {
     torch.float32: DType.FLOAT32, torch.bfloat16: DType.BFLOAT16, torch.float16: DType.FLOAT16,
     torch.float64: DType.FLOAT64, torch.int32: DType.INT32, torch.uint8: DType.UINT8,
@@ -60,10 +62,14 @@ def one(comm: Any, dtype: torch.dtype, count: int, shift: int, seed: int) -> lis
         comm.run(op, x.data_ptr(), y.data_ptr(), n, TYPES[dtype], RedOp.SUM, root)
 
     def check(what: str, got: Any, want: Any) -> None:
-        same = got.contiguous().view(torch.uint8) == want.contiguous().view(torch.uint8) if got.numel() else torch.ones(1)
+        same = (
+            got.contiguous().view(torch.uint8) == want.contiguous().view(torch.uint8) if got.numel() else torch.ones(1)
+        )
         if not bool(same.all()):
             bad = int((~same).sum())
-            wrong.append(f"{what} {dtype} {count} shift {shift}: {bad} bytes differ, first at {int((~same).nonzero()[0])}")
+            wrong.append(
+                f"{what} {dtype} {count} shift {shift}: {bad} bytes differ, first at {int((~same).nonzero()[0])}"
+            )
 
     both = [draw(0, count), draw(1, count)]
     total = both[0] + both[1]
@@ -135,7 +141,10 @@ def calls(comm: Any, op: str, x: Any, y: Any, count: int, dtype: DType) -> Calla
         return lambda: comm.run(Op.BROADCAST, b, b, count, dtype)
     if op == "send":  # rank 0 to rank 1, and a short answer
         if RANK == 0:
-            return lambda: (comm.post(Op.SEND, a, 0, count, dtype, 0, 1).wait(), comm.run(Op.ALL_REDUCE, a, b, 1, dtype))
+            return lambda: (
+                comm.post(Op.SEND, a, 0, count, dtype, 0, 1).wait(),
+                comm.run(Op.ALL_REDUCE, a, b, 1, dtype),
+            )
         return lambda: (comm.post(Op.RECV, 0, b, count, dtype, 0, 0).wait(), comm.run(Op.ALL_REDUCE, a, b, 1, dtype))
     return lambda: comm.run(Op.ALL_REDUCE, a, b, count, dtype)
 
@@ -184,8 +193,8 @@ def beside() -> dict[str, Any]:
             p95 = slower(comm, taken[len(taken) * 19 // 20]) * 1e6
             found[str(nbytes)] = {"us": us, "p95": p95, "kept": kept, "throughout": busy}
             if RANK == 0:
-                print(f"beside a product: {nbytes} B {us:.1f} us (p95 {p95:.1f}) {nbytes / us / 1e3:.1f} GB/s; it keeps "
-                      f"{kept:.3f}, busy throughout: {busy}", flush=True)  # fmt: skip
+                print(f"beside a product: {nbytes} B {us:.1f} us (p95 {p95:.1f}) {nbytes / us / 1e3:.1f} GB/s; it "
+                      f"keeps {kept:.3f}, busy throughout: {busy}", flush=True)  # fmt: skip
     return {"beside": found, "product_alone_ms": alone / rounds, "tflops": 2 * n**3 * rounds / alone / 1e9}
 
 

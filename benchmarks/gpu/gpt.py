@@ -162,8 +162,8 @@ def overlap(device: Any, join: Callable[[], Any], rows: str = "8") -> dict[str, 
 
 
 def alone_and_together(groups: dict[str, Any], device: Any, data: list[Any]) -> dict[str, Any]:
-    """Of a forward and backward pass, in turn for each group: ms with and without its all_reduces (median of 30), and ms
-    of all_reduces of as many bytes alone. What the first two differ by is the part that is not hidden."""
+    """Of a forward and backward pass, in turn for each group: ms with and without its all_reduces (median of 30), and
+    ms of all_reduces of as many bytes alone. What the first two differ by is the part that is not hidden."""
     models = {name: made(group, device)[0] for name, group in groups.items()}
     times: dict[str, dict[str, list[float]]] = {name: {"with": [], "without": [], "alone": []} for name in groups}
     sizes = [13_000_000] * 4 + [33_000_000, 39_000_000]  # of the buckets, about: 25 MB each, the embedding last

@@ -313,6 +313,9 @@ BODIES: dict[str, Callable[..., dict[str, Any]]] = {
     "torch_ops": torch_ops,
     "streams": streams,
     "synchronised": synchronised,
+    "bits": direct.bits,
+    "times": direct.times,
+    "beside": direct.beside,
     "interleaved": lambda *ops: island.interleaved(DEVICE, join, *ops),
     "host_cost": lambda: island.host_cost(DEVICE, join),
     "gpt": lambda *words: gpt.compare(DEVICE, join, *words),
@@ -320,9 +323,6 @@ BODIES: dict[str, Callable[..., dict[str, Any]]] = {
     "core_matrix": lambda share, seed: mixed.core_matrix(join, share, seed),
     "same_bits": lambda: mixed.same_bits(DEVICE, join),
     "mixed_speed": lambda: mixed.speed(DEVICE, join),
-    "bits": direct.bits,
-    "times": direct.times,
-    "beside": direct.beside,
 }
 
 if __name__ == "__main__":

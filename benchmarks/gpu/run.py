@@ -217,12 +217,23 @@ def direct(run: Run) -> None:
         found = report(run, f"direct_{op}_{kind}", ranks(run, "times", spec, 60, op, kind))
         for nbytes, us in (found[0]["us"] if found else {}).items():
             low, high = found[0]["p5_p95"][nbytes]
-            print(f"{op:>15} {kind} {nbytes:>11} B {us:10.1f} us {int(nbytes) / us / 1e3:7.2f} GB/s  p5 {low:.1f} p95 {high:.1f}")
+            rate = int(nbytes) / us / 1e3
+            print(f"{op:>15} {kind} {nbytes:>11} B {us:10.1f} us {rate:7.2f} GB/s  p5 {low:.1f} p95 {high:.1f}")
         if op == "all_reduce" and kind == "float32":
             found = report(run, "direct_beside", ranks(run, "beside", spec, 60))
             print(json.dumps(found[0] if found else None))
     for body in ("matrix", "streams"):
         report(run, f"direct_{body}", ranks(run, body, spec, 100))
+
+
+def direct_cpu(run: Run) -> None:
+    """One GPU beside one CPU rank, which copies and sums with so many threads."""
+    for threads in ("1", "2", "4"):
+        env = {"HETCCL_CPU_THREADS": threads, "DIRECT_CPU_RANK": "1", "HETCCL_DEVICE": "0"}
+        words = ("all_reduce", "float32", env)
+        found = report(run, f"direct_cpu_{threads}", ranks(run, "times", "nccl:1,host:1", 60, *words))
+        for nbytes, us in (found[0]["us"] if found else {}).items():
+            print(f"GPU and CPU, {threads} threads {nbytes:>11} B {us:10.1f} us {int(nbytes) / us / 1e3:7.2f} GB/s")
 
 
 def direct_ways(run: Run) -> None:
@@ -309,9 +320,9 @@ def two(run: Run) -> bool:
 
 STAGES: dict[str, Callable[[Run], None]] = {
     "inspect": inspect, "build": build, "correctness": correctness, "conformance": conformance,
-    "two_islands": two_islands, "one_island": one_island, "streams": streams,
+    "two_islands": two_islands, "one_island": one_island, "streams": streams, "direct": direct,
+    "direct_ways": direct_ways, "direct_cpu": direct_cpu,
     "mixed": mixed, "gpt": gpt, "overlap": overlap, "gpu_tests": gpu_tests, "variables": variables,
-    "direct": direct, "direct_ways": direct_ways,
 }  # fmt: skip
 SIZES = (4, 4096, 65536, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30)
 

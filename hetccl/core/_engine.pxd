@@ -66,8 +66,8 @@ cdef extern from "plan.h" nogil:
         double scale_divisor
         int32_t device_sums
         int32_t reads_out
-        int32_t number
         int32_t crosses
+        int32_t number
         uint32_t digest
 
 
@@ -149,6 +149,7 @@ cdef extern from "executor.h" nogil:
         size_t nbytes
         char *p2p_ptr
         char *p2p_staging
+        int32_t p2p_device
         void *events[16]
         int32_t n_events
         uint32_t finished
@@ -159,6 +160,7 @@ cdef extern from "executor.h" nogil:
         void *caller
         int32_t has_caller
         int32_t streamed
+        void *stream
         void *edge[2]
         char text[512]
     ctypedef struct hx_comm:
@@ -226,9 +228,15 @@ cdef extern from "executor.h" nogil:
 
 
 cdef extern from "direct.h" nogil:
-    int hx_direct_open(hx_comm *c, int how, int may_spin, char *text, size_t room)
+    ctypedef struct hx_direct_options:
+        int how
+        int may_spin
+        int hosts
+        int threads
+    int hx_direct_open(hx_comm *c, const hx_direct_options *options, char *text, size_t room)
     void hx_direct_agree(hx_comm *c, const uint8_t *spinning)
     int hx_direct_spins(const hx_comm *c)
+    uint64_t hx_direct_sent(const hx_comm *c, int peer)
     void hx_direct_close(hx_comm *c)
 
 

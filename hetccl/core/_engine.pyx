@@ -39,7 +39,6 @@ cdef class Core:
     cdef readonly PlanCache cache
     cdef object failure
     cdef list keep
-    cdef readonly dict operations
     cdef public double timeout  # seconds, of operations that name none
     cdef bint closed, forked
 
@@ -47,7 +46,7 @@ cdef class Core:
         self.c = hx_comm_new(rank, size)
         if self.c == NULL:
             raise MemoryError
-        self.cache, self.keep, self.operations = PlanCache(planner), [], {}
+        self.cache, self.keep = PlanCache(planner), []
         self.failure, self.timeout = failure, timeout
 
     def __dealloc__(self):
@@ -106,21 +105,20 @@ cdef class Core:
     def has_p2p_link(self, int peer):
         return bool(hx_p2p_has_link(self.c, peer))
 
-    def open_direct(self, int how, bint may_spin):
-        """Prepares the direct path (direct.h); `how`: HX_HOW_*. "", or why that cannot be. Nothing is sent."""
+    def open_direct(self, *options):
+        """Prepares the direct path; `options`: of hx_direct_options, in order. "", or why that cannot be. Sends nothing."""
         cdef char[512] said
-        cdef int rc = hx_direct_open(self.c, how, may_spin, said, sizeof(said))
-        return "" if rc == HETCCL_OK else text(said) or f"status {rc}"
+        cdef hx_direct_options o = hx_direct_options(options[0], options[1], options[2], options[3])
+        return "" if hx_direct_open(self.c, &o, said, sizeof(said)) == HETCCL_OK else text(said) or "out of memory"
 
     def agree_direct(self, bytes spinning):
         """All ranks can, and all use it from now on; by rank, whether kernels spin there. None: not all can."""
         if spinning is None:
-            hx_direct_close(self.c)
-        else:
-            hx_direct_agree(self.c, <const uint8_t *><const char *>spinning)
+            return hx_direct_close(self.c)
+        hx_direct_agree(self.c, <const uint8_t *><const char *>spinning)
 
     @property
-    def spins(self):
+    def spins(self):  # whether this rank's kernels may wait for others'
         return bool(hx_direct_spins(self.c))
 
     def start(self):
@@ -128,6 +126,8 @@ cdef class Core:
         hx_engine_add(self.c)
 
     cdef CompiledPlan plan(self, int op, int dtype, int redop, int root, size_t count, shape):
+        if (op | dtype | redop) & ~0xFF:  # the fields of the cache's key
+            raise errors.UsageError(f"operation {op}, dtype {dtype}, operator {redop}: hetccl.types says what there is")
         return self.cache.find(op, dtype, redop, root, count * hetccl_dtype_size(dtype), shape)
 
     cdef hx_work *collective(self, CompiledPlan plan, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, double timeout,
@@ -191,7 +191,7 @@ cdef class Core:
         except BaseException:
             hx_work_put(self.c, w)
             raise
-        self.operations[op] = self.operations.get(op, 0) + 1
+        self.c.n_ops[op & 15] += 1
         if rc == HETCCL_OK:
             return 0
         self.drive(w)
@@ -236,6 +236,8 @@ cdef class Core:
         cdef CompiledPlan plan
         cdef Work work = Work.__new__(Work)
         if op == SEND or op == RECV:
+            if hetccl_dtype_size(dtype) == 0:
+                raise errors.UsageError(f"{dtype} is no dtype; hetccl.types says what there is")
             w = self.point_to_point(op == SEND, in_ptr if op == SEND else out_ptr, count * hetccl_dtype_size(dtype), root, tag,
                                     timeout, stream)
             stream = -1
@@ -253,7 +255,7 @@ cdef class Core:
             IN_FLIGHT.discard(work)
             raise
         hx_engine_kick()
-        self.operations[op] = self.operations.get(op, 0) + 1
+        self.c.n_ops[op & 15] += 1
         return work
 
     cdef hx_work *point_to_point(self, bint sending, uintptr_t ptr, size_t nbytes, int peer, int tag, double timeout,
@@ -265,7 +267,7 @@ cdef class Core:
             raise MemoryError
         w.sending, w.peer, w.tag, w.nbytes = sending, peer, tag, nbytes
         w.inp = w.out = <char *>ptr
-        w.p2p_ptr, w.p2p_staging = <char *>ptr, NULL
+        w.p2p_ptr, w.p2p_staging, w.p2p_device = <char *>ptr, NULL, 0
         w.deadline_ns = self.deadline(timeout)
         try:
             if not self.c.host_memory and nbytes and not self.on_host(ptr, nbytes):
@@ -318,8 +320,7 @@ cdef class Core:
         return bool(self.c.lane_abandoned)
 
     @property
-    def address(self):
-        """Of the C half, for `_state`."""
+    def address(self):  # of the C half, for `_state`
         return <uintptr_t>self.c
 
     def shut(self, double patience):
@@ -386,8 +387,8 @@ cdef class Work:
             self.finish = None
 
     @property
-    def streamed(self):  # nothing is left but the device's own work, on a stream
-        return bool(self.w.streamed)
+    def stream(self):  # on which all is enqueued, so that nothing but the device's work is left; -1: none, or it has failed
+        return <long long><uintptr_t>self.w.stream if self.w.streamed and not self.core.c.failed else -1
 
     def is_done(self):
         return bool(self.w.finished) and self.finish is None

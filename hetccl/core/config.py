@@ -56,8 +56,9 @@ class Config:
     order: str = "program"
     socket_ifname: str = ""
     border_rate: int = 0
-    topology: str = ""
     device_path: str = "auto"
+    cpu_threads: int = 1
+    topology: str = ""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -200,6 +201,12 @@ def _warn_unknown(env: Mapping[str, str]) -> None:
             name,
             f"; did you mean HETCCL_{near[0]}?" if near else "",
         )
+
+
+def _threads(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 64:
+        raise ValueError
+    return int(text)
 
 
 def _one_of(*words: str) -> Callable[[str], str]:
@@ -409,12 +416,19 @@ VARIABLES: tuple[Variable, ...] = (
         parse_rate,
     ),
     Variable(
+        "HETCCL_CPU_THREADS",
+        "1 to 64",
+        "1",
+        "Threads of a CPU rank that copy and sum what it exchanges with devices of its host. They spin as they wait.",
+        _threads,
+    ),
+    Variable(
         "HETCCL_DEVICE_PATH",
         "auto, resident, kernel, host or staged",
         "auto",
-        "How data of devices crosses between islands of one host. Straight between device and shared pinned memory, summed "
-        "by a resident kernel, by a kernel a chunk, or by the host; or staged through private memory. auto: the fastest "
-        "that works on all ranks. Where one rank says staged, all are.",
+        "How data of devices crosses between islands of one host: straight between device and shared pinned memory, "
+        "summed by a resident kernel, by a kernel a chunk, or by the host; or staged through private memory. auto: the "
+        "fastest that works on all ranks. Where one rank says staged, all are.",
         _one_of("auto", "resident", "kernel", "host", "staged"),
     ),
 )

@@ -6,15 +6,23 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Bytes of a chunk: about an eighth of the message. Two full rings a direction would fall out of the cache, so where an
- * all_reduce sends contributions and results the chunks are half as large. Both ends compute the same. */
-static size_t chunk_bytes(const hx_plan *p, size_t nbytes)
+/* Measured: a chunk costs a fixed time, and the first one and the last run alone. */
+size_t hx_direct_chunk(size_t nbytes, size_t most)
 {
-    size_t most = HX_SLOT_BYTES, chunk = (nbytes / 8 + 65535) & ~(size_t)65535;
+    size_t chunk = HX_LEAST_CHUNK;
+    for (size_t reach = 2u << 20; chunk < HX_SLOT_BYTES && nbytes > reach; reach *= 4)
+        chunk *= 2;                         /* up to 2 MiB: 512 KiB; 8 MiB: 1 MiB; 32 MiB: 2 MiB; then 4 MiB */
+    return chunk < most ? chunk : most;
+}
+
+/* Two full rings a direction would fall out of the cache: where an all_reduce sends contributions and results the chunks are
+ * half as large. */
+static size_t most_bytes(const hx_comm *c, const hx_plan *p)
+{
     for (int i = 0; i < p->n_flows && p->op == 0; i++)
-        if (p->flows[i].give_back)
-            most = HX_SLOT_BYTES / 2;
-    return chunk < HX_LEAST_CHUNK ? HX_LEAST_CHUNK : chunk > most ? most : chunk;
+        if (p->flows[i].give_back && c->direct->most > HX_SLOT_BYTES / 2)
+            return HX_SLOT_BYTES / 2;
+    return c->direct->most;
 }
 
 void hx_direct_begin(hx_work *w, const hx_step *s)
@@ -23,7 +31,7 @@ void hx_direct_begin(hx_work *w, const hx_step *s)
     for (int i = s->first_flow; i < s->first_flow + s->n_flows; i++) {
         const hx_flow *f = &w->plan->flows[i];
         hx_flow_state *st = &w->flow[i];
-        st->chunk = chunk_bytes(w->plan, st->n * es) / es;
+        st->chunk = hx_direct_chunk(st->n * es, most_bytes(w->comm, w->plan)) / es;
         st->chunks = (uint32_t)((st->n + st->chunk - 1) / st->chunk);
         st->started = 0;
         st->combiner = -1;
@@ -45,7 +53,7 @@ static int gives_to(const hx_flow *f, int k)
 {
     switch (f->kind) {
     case HX_FLOW_SEND: return k == 0;
-    case HX_FLOW_FORWARD: return k == 1;
+    case HX_FLOW_FORWARD: return k > 0;
     case HX_FLOW_OWN: return f->give_back;
     case HX_FLOW_PASS: return k == f->n_peers - 1;
     case HX_FLOW_EXCHANGE: return 1;
@@ -79,7 +87,8 @@ static int give(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, const ch
     hx_direct *d = c->direct;
     int channel = f->kind == HX_FLOW_OWN ? HETCCL_CHANNEL_RESULT :
                   f->kind == HX_FLOW_EXCHANGE ? HETCCL_CHANNEL_CONTRIBUTE : f->channel;
-    hx_ring *r = &c->peers[f->peer[k]].window->out[channel];
+    hx_window *win = c->peers[f->peer[k]].window;
+    hx_ring *r = &win->out[channel];
     int rc;
     for (; st->out_ended[k] < st->out_begun[k]; *moved = 1) {
         rc = c->host_memory ? HETCCL_OK : c->dev->event_query(c->dev_ctx, r->event[r->ended % HX_SLOTS]);
@@ -88,8 +97,7 @@ static int give(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, const ch
         if (rc != HETCCL_OK)
             return hx_direct_error(c, w, rc, "a copy to the host");
         atomic_store_explicit(&r->shared->sent.value, ++r->ended, memory_order_release);
-        size_t n = hx_chunk_at(st, st->out_ended[k]++);
-        atomic_fetch_add_explicit(&c->border_sent, n * es, memory_order_relaxed);
+        hx_sent(c, win, hx_chunk_at(st, st->out_ended[k]++) * es);
     }
     for (; st->out_begun[k] < limit; *moved = 1) {
         uint32_t full = r->begun - atomic_load_explicit(&r->shared->taken.value, memory_order_acquire), slot = r->begun % HX_SLOTS;
@@ -101,7 +109,7 @@ static int give(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, const ch
         const char *from = base + (size_t)st->out_begun[k] * st->chunk * es;
         r->shared->note[slot] = (hx_note){w->fingerprint, (uint32_t)n};
         if (c->host_memory) {
-            memcpy(r->data + slot * HX_SLOT_BYTES, from, n);
+            hx_direct_copy(c, r->data + slot * HX_SLOT_BYTES, from, n);
         } else {
             rc = hx_direct_fence(c, w, HX_STREAM_OUT);
             if (rc == HETCCL_OK)
@@ -116,7 +124,7 @@ static int give(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, const ch
         if (c->host_memory) {               /* at once: the peer takes it while we copy the next */
             atomic_store_explicit(&r->shared->sent.value, ++r->ended, memory_order_release);
             st->out_ended[k]++;
-            atomic_fetch_add_explicit(&c->border_sent, n, memory_order_relaxed);
+            hx_sent(c, win, n);
         }
     }
     return HETCCL_OK;
@@ -161,14 +169,13 @@ static int take(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t e
         if (stays) {
             st->in_ended[k]++;
         } else if (c->host_memory) {
-            memcpy(to, r->data + slot * HX_SLOT_BYTES, n);
+            hx_direct_copy(c, to, r->data + slot * HX_SLOT_BYTES, n);
         } else {
-            int stream = HX_STREAM_IN + (int)(d->turn++ & 1);
-            rc = hx_direct_fence(c, w, stream);
+            rc = hx_direct_fence(c, w, HX_STREAM_IN);
             if (rc == HETCCL_OK)
-                rc = c->dev->copy_async(c->dev_ctx, to, r->data + slot * HX_SLOT_BYTES, n, d->stream[stream]);
+                rc = c->dev->copy_async(c->dev_ctx, to, r->data + slot * HX_SLOT_BYTES, n, d->stream[HX_STREAM_IN]);
             if (rc == HETCCL_OK)
-                rc = c->dev->event_record(c->dev_ctx, r->event[slot], d->stream[stream]);
+                rc = c->dev->event_record(c->dev_ctx, r->event[slot], d->stream[HX_STREAM_IN]);
             if (rc != HETCCL_OK)
                 return hx_direct_error(c, w, rc, "a copy to the device");
         }
@@ -182,9 +189,19 @@ static int take(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t e
     return HETCCL_OK;
 }
 
+static int all_taken(const hx_work *w, const hx_flow *f, int k)
+{
+    const hx_ring *r = &w->comm->peers[f->peer[k]].window->out[HETCCL_CHANNEL_CONTRIBUTE];
+    return atomic_load_explicit(&r->shared->taken.value, memory_order_relaxed) == r->begun;
+}
+
 int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, int *moved)
 {
     int sources = hx_sources(f), rc = HETCCL_OK, all = 1;
+    if (st->n == 0) {                       /* it was its turn: those after it may go */
+        st->done = *moved = 1;
+        return rc;
+    }
     if (hx_words_fit(w, f, st, es)) {
         uint64_t theirs = atomic_load_explicit(&w->comm->peers[f->peer[0]].window->theirs->announced, memory_order_relaxed);
         if (theirs >> 32 == w->sequence && (uint32_t)theirs != w->fingerprint)
@@ -206,6 +223,10 @@ int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, i
                 limit = st->combined + HX_SLOTS;    /* the own part is read from its slot */
             rc = give(w, f, st, k, base, limit, es, moved);
             all &= st->out_ended[k] == st->chunks;
+            /* Two ranks that exchange also end together: one that came late would else end early, come early to the next
+             * exchange, and the time between them would never go away. */
+            if (f->kind == HX_FLOW_EXCHANGE)
+                all &= all_taken(w, f, k);
         }
         if (rc == HETCCL_OK && takes_from(f, k)) {
             rc = take(w, f, st, k, es, moved);

@@ -2,12 +2,13 @@
  * The direct path between ranks of one host: border flows copy straight between the device's memory and a window, memory
  * that both ends of a link share and have registered with their devices (docs/design/device-path.md).
  *
- * A window holds, each way, a ring of slots for contributions and one for results, a pair of buffers for words (small
+ * A window holds, each way, a ring of slots for contributions, one for results and one for messages, a pair of buffers for words (small
  * exchanges by one kernel), and counters. A chunk is sent when the sender's copy has ended and taken when the receiver's has.
  */
 #ifndef HETCCL_DIRECT_H
 #define HETCCL_DIRECT_H
 #include "executor.h"
+#include "team.h"
 
 #define HX_SLOTS 4u                         /* of a ring */
 #define HX_SLOT_BYTES ((size_t)4 << 20)     /* a ring of 16 MiB stays in the last-level cache, one of 32 does not */
@@ -15,7 +16,7 @@
 #define HX_WORD_BYTES ((size_t)1 << 20)     /* words of one exchange: half of it is data */
 #define HX_BY_HOST_BYTES (64u << 10)        /* up to here two copies and a sum of the host beat a kernel a chunk */
 #define HX_COMBINERS 4                      /* flows that combine at once; further ones wait */
-#define HX_RINGS 2                          /* HETCCL_CHANNEL_CONTRIBUTE and _RESULT */
+#define HX_RINGS HETCCL_CHANNELS            /* contributions, results, data of messages */
 
 typedef struct hx_line {
     _Atomic uint32_t value;
@@ -62,10 +63,11 @@ typedef struct hx_window {
     char *arrived;                          /* device memory: contributions wait there, slot by slot, to be combined */
     uint32_t arrived_free;                  /* contributions combined so far */
     void *base;                             /* registered with the device, or NULL */
+    _Atomic uint64_t sent;                  /* bytes that this rank has sent through it */
 } hx_window;
 
 enum { HX_HOW_AUTO = 0, HX_HOW_RESIDENT = 1, HX_HOW_KERNEL = 2, HX_HOW_HOST = 3 };
-enum { HX_STREAM_OUT = 0, HX_STREAM_IN = 1, HX_STREAM_COMBINE = 3, HX_STREAMS = 3 + HX_COMBINERS };
+enum { HX_STREAM_OUT = 0, HX_STREAM_IN = 1, HX_STREAM_COMBINE = 2, HX_STREAMS = 2 + HX_COMBINERS };
 
 typedef struct hx_combiner {                /* what a combining flow needs of its own */
     int busy;
@@ -80,20 +82,27 @@ typedef struct hx_spin_words {              /* pinned memory that kernels poll *
 
 typedef struct hx_direct {
     int how, may_spin, kernels;             /* how: forced, or HX_HOW_AUTO */
+    size_t most;                            /* bytes of a chunk at most, equal on all ranks */
     int agreed;                             /* all ranks can: flows go this way */
     void *stream[HX_STREAMS], *drain[HX_STREAMS], *begin;
     uint32_t fenced[HX_STREAMS];            /* sequence of the work that the stream has been ordered behind */
     uint32_t begun;                         /* sequence of the work whose `begin` was recorded */
-    uint32_t turn;                          /* copies in alternate between two streams */
     int draining;
     hx_combiner combiner[HX_COMBINERS];
     hx_spin_words *words;
+    hx_team *team;                          /* of a rank whose memory is the host's; NULL: it works alone */
     char *scratch;                          /* device memory: a piece a combiner, and one for exchanges of words */
 } hx_direct;
 
 /* ---- windows.c */
+typedef struct hx_direct_options {
+    int how, may_spin;
+    int hosts;                              /* some rank's memory is the host's */
+    int threads;                            /* of such a rank copy and sum */
+} hx_direct_options;
+
 /* Opens the windows of all linked peers and registers them. HETCCL_OK, or why not (text). Once, before the first operation. */
-int hx_direct_open(hx_comm *c, int how, int may_spin, char *text, size_t room);
+int hx_direct_open(hx_comm *c, const hx_direct_options *options, char *text, size_t room);
 /* All ranks have opened theirs: from now on flows use them. `spinning[rank]`: that rank's kernels may spin. */
 void hx_direct_agree(hx_comm *c, const uint8_t *spinning);
 int hx_direct_spins(const hx_comm *c);      /* whether this rank's kernels may spin */
@@ -102,11 +111,25 @@ int hx_direct_drained(hx_comm *c);          /* after a failure: whether the devi
 void hx_direct_close(hx_comm *c);           /* unregisters; before the transports unmap. Idempotent */
 /* Orders stream `which` behind what the work's own stream holds, once a work. */
 int hx_direct_fence(hx_comm *c, hx_work *w, int which);
+void hx_direct_copy(hx_comm *c, char *to, const char *from, size_t n);   /* host memory, by all threads of the rank */
 int hx_direct_error(hx_comm *c, hx_work *w, int rc, const char *what);
+
+static inline void hx_sent(hx_comm *c, hx_window *win, size_t nbytes)
+{
+    atomic_fetch_add_explicit(&c->border_sent, nbytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&win->sent, nbytes, memory_order_relaxed);
+}
+
+static inline uint64_t hx_direct_sent(const hx_comm *c, int peer)
+{
+    hx_window *win = c->peers[peer].window;
+    return win ? atomic_load_explicit(&win->sent, memory_order_relaxed) : 0;
+}
 
 static inline int hx_goes_direct(const hx_comm *c) { return c->direct && c->direct->agreed; }
 
 /* ---- direct.c: as in flows.c */
+size_t hx_direct_chunk(size_t nbytes, size_t most);     /* bytes of a chunk of a message; both ends compute the same */
 void hx_direct_begin(hx_work *w, const hx_step *s);
 int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, int *moved);
 

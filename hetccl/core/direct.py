@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether all ranks of a communicator take the direct path between their devices (docs/design/device-path.md).
 
-A plan of one rank fits only the plans of the others, so it is all or none. Every rank of the host tries to open its half,
-writes the answer on the arrival board and reads those of the others.
+A plan of one rank fits only the plans of the others, so it is all or none. Every rank of the host tries to open its
+half, writes the answer on the arrival board and reads those of the others.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ YES, NO, SPINS = 1, 2, 4  # bits of an answer
 HOW = {"auto": 0, "resident": 1, "kernel": 2, "host": 3}  # HX_HOW_* of direct.h
 
 
-def agree(core: Core, joined: Joined, wanted: str) -> bool:
-    """True if every rank has opened its half. `wanted` is HETCCL_DEVICE_PATH. Blocks until all have answered, at most
-    until the deadline for joining; raises as joining does."""
+def agree(core: Core, joined: Joined, wanted: str, threads: int) -> bool:
+    """True if every rank has opened its half. `wanted` is HETCCL_DEVICE_PATH; a forced HETCCL_COMBINE is about the
+    staged path. `threads` is HETCCL_CPU_THREADS. Blocks until all have answered, at most until the deadline for
+    joining; raises as joining does."""
     topology, control = joined.topology, joined.control
     devices = any(not i.host_memory for i in topology.islands)
-    if len(topology.islands) == 1 or not devices or len(set(topology.host_ids)) > 1:
+    if len(topology.islands) == 1 or not devices or len(set(topology.host_ids)) > 1 or joined.combine != "auto":
         return False
     said = "HETCCL_DEVICE_PATH=staged" if wanted == "staged" else ""
     if not said:
-        said = core.open_direct(HOW[wanted], not shares_device(joined.records, control.rank))
+        hosts = any(i.host_memory for i in topology.islands)
+        said = core.open_direct(HOW[wanted], not shares_device(joined.records, control.rank), hosts, threads)
     answer = NO if said else YES | SPINS * core.spins
     _board.set_direct(control.address, control.rank, answer)
     answers = _answers(joined)
@@ -42,8 +44,8 @@ def agree(core: Core, joined: Joined, wanted: str) -> bool:
         core.agree_direct(None)
         if said and wanted != "staged":
             log.warning(
-                "rank %d cannot take the direct path between devices, so all ranks stage what crosses islands, which is "
-                "several times slower: %s",
+                "rank %d cannot take the direct path between devices, so all ranks stage what crosses islands, which "
+                "is several times slower: %s",
                 control.rank,
                 said,
             )
@@ -53,7 +55,8 @@ def agree(core: Core, joined: Joined, wanted: str) -> bool:
 
 
 def shares_device(records: list[Record], rank: int) -> bool:
-    """Whether kernels of this rank that wait for another rank's could keep those from running: two ranks on one device."""
+    """Whether kernels of this rank that wait for another rank's could keep those from running: they share a device, or
+    might."""
     mine = records[rank]
     places = Counter((r.host_id, r.place) for r in records)
     return not mine.place or places[(mine.host_id, mine.place)] > 1

@@ -115,6 +115,7 @@ typedef struct hx_work {
     int32_t sending, peer, tag, p2p_state;
     uint32_t message;                  /* number of the message on its link */
     size_t nbytes, p2p_done;
+    int32_t p2p_device;                /* p2p_ptr is the device's memory: its data goes by the direct path */
     char *p2p_ptr;                     /* host memory that is sent from or received into */
     char *p2p_staging;                 /* pinned, for device memory */
     struct hx_work *p2p_next;
@@ -179,8 +180,8 @@ typedef struct hx_comm {
     _Atomic uint32_t in_call;          /* a BLOCKING vendor call runs on the driving thread, which cannot look at anything */
     _Atomic uint64_t call_deadline_ns;
     struct hx_p2p *p2p;
-    hx_trace *trace;                   /* NULL: nobody wants to know */
     struct hx_direct *direct;          /* the direct path of its flows (direct.h), or NULL */
+    hx_trace *trace;                   /* NULL: nobody wants to know */
     /* counters */
     _Atomic uint64_t n_ops[16], vendor_calls[8], group_calls, border_sent, staged_bytes, device_sums;
     struct hx_comm *engine_next;

@@ -28,7 +28,7 @@ int hetccl_cuda_resident(void *ctx, const hetccl_resident_args *a)
         return hetccl_cuda_explain(HETCCL_INVALID, "resident kernel: arguments of another version, or out of their bounds");
     uint64_t count = a->count;
     int dtype = kernel_dtype(d, a->dtype, a->redop, &count, a->scale);
-    if (dtype < 0)
+    if (dtype < 0 || a->n_src != 2 || a->redop != HETCCL_SUM)
         return hetccl_cuda_explain(HETCCL_UNSUPPORTED, "there is no resident kernel for this dtype and operator here");
     k.dst = a->dst;
     k.count = count;

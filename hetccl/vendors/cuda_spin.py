@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that wait for words in host memory: one that stays and combines chunk after chunk, and one that exchanges small
-data with another rank by itself. Part of the source text of `cuda_kernels`.
+"""Kernels that wait for words in host memory: one that stays and sums chunk after chunk, and one that exchanges
+small data with another rank by itself. Part of the source text of `cuda_kernels`.
 
-What they need of a device beyond plain C++ is written twice: as PTX, and with the compilers' atomic builtins (hipRTC, whose
-builtins are of system scope, and the stand-in).
+What they need of a device beyond plain C++ is written twice: as PTX, and with the compilers' atomic builtins (hipRTC,
+whose builtins are of system scope, and the stand-in).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def spin_source(elements: Mapping[str, Element]) -> str:
         cases = "\n".join(f"        case {op}: return {text};" for op, text in e.steps.items())
         lines.append(
             _ELEMENT % {"label": label, "cases": cases, "T": e.storage, "C": e.computes, "read": e.read,
-                        "write": e.write, "divide": e.divide, "resident": resident_name(label),
+                        "write": e.write, "divide": e.divide, "sum": e.steps[0], "resident": resident_name(label),
                         "words": words_name(label)}
         )  # fmt: skip
     return "\n".join(lines)
@@ -58,10 +58,11 @@ HETCCL_FN void hetccl_release(uint32_t *p, uint32_t v)
 { asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
 HETCCL_FN uint64_t hetccl_now(void) { uint64_t t; asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t)); return t; }
 HETCCL_FN hetccl_w4 hetccl_load16(const void *p)        /* past L1: engines write there while the kernel runs */
-{ hetccl_w4 w; asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(w.v[0]), "=r"(w.v[1]), "=r"(w.v[2]), "=r"(w.v[3])
-                            : "l"(p) : "memory"); return w; }
+{ hetccl_w4 w; asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(w.v[0]), "=r"(w.v[1]), "=r"(w.v[2]),
+                            "=r"(w.v[3]) : "l"(p) : "memory"); return w; }
 HETCCL_FN void hetccl_store16(void *p, hetccl_w4 w)
-{ asm volatile("st.global.cs.v4.u32 [%0], {%1,%2,%3,%4};" :: "l"(p), "r"(w.v[0]), "r"(w.v[1]), "r"(w.v[2]), "r"(w.v[3]) : "memory"); }
+{ asm volatile("st.global.cs.v4.u32 [%0], {%1,%2,%3,%4};" :: "l"(p), "r"(w.v[0]), "r"(w.v[1]), "r"(w.v[2]),
+               "r"(w.v[3]) : "memory"); }
 HETCCL_FN void hetccl_put(void *p, uint32_t a, uint32_t flag, uint32_t b)
 { asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%2};" :: "l"(p), "r"(a), "r"(flag), "r"(b) : "memory"); }
 HETCCL_FN hetccl_w4 hetccl_get(const void *p)
@@ -80,7 +81,8 @@ HETCCL_FN void hetccl_put(void *p, uint32_t a, uint32_t flag, uint32_t b)       
 { __atomic_store_n((uint64_t *)p, a | (uint64_t)flag << 32, __ATOMIC_RELAXED);
   __atomic_store_n((uint64_t *)p + 1, b | (uint64_t)flag << 32, __ATOMIC_RELAXED); }
 HETCCL_FN hetccl_w4 hetccl_get(const void *p)
-{ uint64_t a = __atomic_load_n((const uint64_t *)p, __ATOMIC_RELAXED), b = __atomic_load_n((const uint64_t *)p + 1, __ATOMIC_RELAXED);
+{ const uint64_t *q = (const uint64_t *)p;
+  uint64_t a = __atomic_load_n(q, __ATOMIC_RELAXED), b = __atomic_load_n(q + 1, __ATOMIC_RELAXED);
   hetccl_w4 w = {{(uint32_t)a, (uint32_t)(a >> 32), (uint32_t)b, (uint32_t)(b >> 32)}}; return w; }
 HETCCL_FN uint32_t hetccl_count_up(uint32_t *p) { return __atomic_fetch_add(p, 1u, __ATOMIC_ACQ_REL); }
 HETCCL_FN void hetccl_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
@@ -106,7 +108,8 @@ HETCCL_FN void hetccl_last_block(uint32_t *counter, uint32_t *word, uint32_t val
 }
 """
 
-# Only one block polls host memory and passes the news on: with all of them polling, four blocks lost a third of their speed.
+# Only one block polls host memory and passes the news on: with all of them polling, four blocks lost a third of their
+# speed.
 _RESIDENT = """
 struct hetccl_resident_args {
     void *dst; uint64_t count, chunk; double divisor;
@@ -114,19 +117,56 @@ struct hetccl_resident_args {
     uint32_t n_src, divides, op, base, slots, pad; uint64_t slot_bytes, timeout_ns;
     uint32_t *arrive, *freed, *stop, *scratch;
 };
-template <class E> HETCCL_FN const char *hetccl_source(const hetccl_resident_args &a, uint32_t k, uint32_t t, uint64_t at)
+template <class E>
+HETCCL_FN const char *hetccl_source(const hetccl_resident_args &a, uint32_t k, uint32_t t, uint64_t at)
 {
     return a.ring[k] ? (const char *)a.src[k] + (uint64_t)((a.first[k] + t) % a.slots) * a.slot_bytes
                      : (const char *)a.src[k] + at * sizeof(typename E::T);
 }
-template <class E> HETCCL_FN void hetccl_resident(const hetccl_resident_args &a)
+/* Sums of two only, in code that is as short as it can be: many kernels are compiled when a process starts. The rest
+ * takes a kernel a chunk. */
+template <class E, bool DIVIDES>
+HETCCL_FN void hetccl_sum(const hetccl_resident_args &a, const char *s0, const char *s1, typename E::T *dst, uint64_t n)
 {
     typedef typename E::T T;
     typedef typename E::C C;
-    enum { V = 16 / sizeof(T), U = V <= 4 ? 4 : V <= 8 ? 2 : 1 };
+    enum { V = 16 / sizeof(T), U = DIVIDES ? 1 : V <= 4 ? 4 : V <= 8 ? 2 : 1 };
     union pack { hetccl_w4 w; T e[V]; };
-    __shared__ int gone;
     const uint64_t me = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, all = (uint64_t)gridDim.x * blockDim.x;
+    const uint64_t packs = ((uint64_t)s0 | (uint64_t)s1 | (uint64_t)dst) & 15u ? 0 : n / V;
+    for (uint64_t i = me; i < packs; i += U * all) {
+        pack x[U], y[U];
+#pragma unroll
+        for (int u = 0; u < U; u++)
+            if (i + u * all < packs) {
+                x[u].w = hetccl_load16(s0 + 16 * (i + u * all));
+                y[u].w = hetccl_load16(s1 + 16 * (i + u * all));
+            }
+#pragma unroll
+        for (int u = 0; u < U; u++)
+            if (i + u * all < packs) {
+#pragma unroll
+                for (int v = 0; v < V; v++) {
+                    C c = E::sum(E::read(x[u].e[v]), E::read(y[u].e[v]));
+                    if (DIVIDES)
+                        c = E::divide(c, a);
+                    x[u].e[v] = E::write(c);
+                }
+                hetccl_store16((char *)dst + 16 * (i + u * all), x[u].w);
+            }
+    }
+#pragma unroll 1
+    for (uint64_t i = packs * V + me; i < n; i += all) {
+        C c = E::sum(E::read(((const volatile T *)s0)[i]), E::read(((const volatile T *)s1)[i]));
+        if (DIVIDES)
+            c = E::divide(c, a);
+        dst[i] = E::write(c);
+    }
+}
+template <class E> HETCCL_FN void hetccl_resident(const hetccl_resident_args &a)
+{
+    typedef typename E::T T;
+    __shared__ int gone;
     uint32_t t = 0;
     for (uint64_t at = 0; at < a.count; at += a.chunk, t++) {
         if (threadIdx.x == 0) {
@@ -144,42 +184,10 @@ template <class E> HETCCL_FN void hetccl_resident(const hetccl_resident_args &a)
             return;
         const uint64_t n = a.count - at < a.chunk ? a.count - at : a.chunk;
         const char *s0 = hetccl_source<E>(a, 0, t, at), *s1 = hetccl_source<E>(a, 1, t, at);
-        T *dst = (T *)a.dst + at;
-        uint64_t odd = (uint64_t)s0 | (uint64_t)s1 | (uint64_t)dst;
-        for (uint32_t k = 2; k < a.n_src; k++)
-            odd |= (uint64_t)hetccl_source<E>(a, k, t, at);
-        const uint64_t packs = odd & 15u ? 0 : n / V;
-        for (uint64_t i = me; i < packs; i += U * all) {
-            pack x[U], y[U];
-#pragma unroll
-            for (int u = 0; u < U; u++)
-                if (i + u * all < packs) {
-                    x[u].w = hetccl_load16(s0 + 16 * (i + u * all));
-                    y[u].w = hetccl_load16(s1 + 16 * (i + u * all));
-                }
-#pragma unroll
-            for (int u = 0; u < U; u++)
-                if (i + u * all < packs) {
-#pragma unroll
-                    for (int v = 0; v < V; v++) {
-                        C c = E::step(a.op, E::read(x[u].e[v]), E::read(y[u].e[v]));
-                        for (uint32_t k = 2; k < a.n_src; k++)
-                            c = E::step(a.op, c, E::read(((const volatile T *)hetccl_source<E>(a, k, t, at))[(i + u * all) * V + v]));
-                        if (a.divides)
-                            c = E::divide(c, a);
-                        x[u].e[v] = E::write(c);
-                    }
-                    hetccl_store16((char *)dst + 16 * (i + u * all), x[u].w);
-                }
-        }
-        for (uint64_t i = packs * V + me; i < n; i += all) {
-            C c = E::step(a.op, E::read(((const volatile T *)s0)[i]), E::read(((const volatile T *)s1)[i]));
-            for (uint32_t k = 2; k < a.n_src; k++)
-                c = E::step(a.op, c, E::read(((const volatile T *)hetccl_source<E>(a, k, t, at))[i]));
-            if (a.divides)
-                c = E::divide(c, a);
-            dst[i] = E::write(c);
-        }
+        if (a.divides)
+            hetccl_sum<E, true>(a, s0, s1, (T *)a.dst + at, n);
+        else
+            hetccl_sum<E, false>(a, s0, s1, (T *)a.dst + at, n);
         __syncthreads();
         if (threadIdx.x == 0)
             hetccl_last_block(a.scratch + 1 + (t & 15u), a.freed, a.base + t + 1);
@@ -198,19 +206,21 @@ template <class E> HETCCL_FN void hetccl_words(const hetccl_words_args &a)
     typedef typename E::T T;
     typedef typename E::C C;
     enum { W = 8 / sizeof(T) };
-    union pack { uint32_t u[2]; T e[W]; };
+    union one { uint64_t u; T e; };
     const T *src = (const T *)a.src;
     T *dst = (T *)a.dst;
     const uint32_t me = blockIdx.x * blockDim.x + threadIdx.x, all = gridDim.x * blockDim.x, n = (uint32_t)a.count;
     const uint32_t words = (n + W - 1) / W;
     for (uint32_t i = me; i < words; i += all) {
-        pack p;
-        p.u[0] = p.u[1] = 0;
-#pragma unroll
-        for (uint32_t v = 0; v < W; v++)
-            if (i * W + v < n)
-                p.e[v] = src[i * W + v];
-        hetccl_put((char *)a.out + 16u * (uint64_t)i, p.u[0], a.flag, p.u[1]);
+        uint64_t bits = 0;
+#pragma unroll 1
+        for (uint32_t v = 0; v < W && i * W + v < n; v++) {
+            one e;
+            e.u = 0;
+            e.e = src[i * W + v];
+            bits |= e.u << 8 * sizeof(T) * v;
+        }
+        hetccl_put((char *)a.out + 16u * (uint64_t)i, (uint32_t)bits, a.flag, (uint32_t)(bits >> 32));
     }
     uint32_t polls = 0;
     uint64_t since = 0;
@@ -221,18 +231,17 @@ template <class E> HETCCL_FN void hetccl_words(const hetccl_words_args &a)
                 return;
             w = hetccl_get((const char *)a.in + 16u * (uint64_t)i);
         }
-        pack p;
-        p.u[0] = w.v[0];
-        p.u[1] = w.v[2];
-#pragma unroll
-        for (uint32_t v = 0; v < W; v++)
-            if (i * W + v < n) {
-                C mine = E::read(src[i * W + v]), other = E::read(p.e[v]);
-                C c = E::step(a.op, a.position ? other : mine, a.position ? mine : other);
-                if (a.divides)
-                    c = E::divide(c, a);
-                dst[i * W + v] = E::write(c);
-            }
+        const uint64_t bits = w.v[0] | (uint64_t)w.v[2] << 32;
+#pragma unroll 1
+        for (uint32_t v = 0; v < W && i * W + v < n; v++) {
+            one e;
+            e.u = bits >> 8 * sizeof(T) * v;
+            C mine = E::read(src[i * W + v]), other = E::read(e.e);
+            C c = E::step(a.op, a.position ? other : mine, a.position ? mine : other);
+            if (a.divides)
+                c = E::divide(c, a);
+            dst[i * W + v] = E::write(c);
+        }
     }
     __syncthreads();
     if (threadIdx.x == 0)
@@ -247,6 +256,7 @@ struct hetccl_e_%(label)s {
     HETCCL_FN C read(T x) { return (C)(%(read)s); }
     HETCCL_FN T write(C x) { return (T)(%(write)s); }
     template <class A> HETCCL_FN C divide(C x, const A &a) { %(divide)s return x; }
+    HETCCL_FN C sum(C x, C y) { return %(sum)s; }
     HETCCL_FN C step(uint32_t op, C x, C y)
     {
         switch (op) {
@@ -255,6 +265,8 @@ struct hetccl_e_%(label)s {
         }
     }
 };
-extern "C" __global__ void __launch_bounds__(512) %(resident)s(hetccl_resident_args a) { hetccl_resident<hetccl_e_%(label)s>(a); }
-extern "C" __global__ void __launch_bounds__(512, 4) %(words)s(hetccl_words_args a) { hetccl_words<hetccl_e_%(label)s>(a); }
+extern "C" __global__ void __launch_bounds__(512) %(resident)s(hetccl_resident_args a)
+{ hetccl_resident<hetccl_e_%(label)s>(a); }
+extern "C" __global__ void __launch_bounds__(512, 4) %(words)s(hetccl_words_args a)
+{ hetccl_words<hetccl_e_%(label)s>(a); }
 """

@@ -5,7 +5,6 @@
 typedef struct kernel_args { uint64_t word[36]; } kernel_args;      /* hetccl_kernel_args, by value */
 typedef struct function { void (*kernel)(kernel_args); void (*at)(unsigned, unsigned, unsigned, unsigned); int spins; } function;
 typedef struct launch { function f; unsigned grid, block; kernel_args args; pthread_t thread; int started; volatile int ended; } launch;
-
 static void *again_launch(void *arg) { launch *l = malloc(sizeof *l); *l = *(launch *)arg; return l; }
 /* A kernel that waits for others runs on a thread of its own, as one block of one thread: others go on meanwhile. */
 static void *spin(void *arg)

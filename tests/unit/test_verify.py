@@ -341,11 +341,14 @@ def test_a_wrong_plan_raises_before_anything_runs(monkeypatch: pytest.MonkeyPatc
         return edit(found, 1, first(found[1], StepKind.FLOWS), wait=-1)[rank]
 
     monkeypatch.setitem(planner.ALGORITHMS[Op.ALL_REDUCE], "owners", wrong)
-    forced = {"all_reduce": "owners"}
     for rank in range(4):  # all ranks say the same
         with pytest.raises(InternalError, match=r"so nothing was sent.*race.*please report"):
-            Planner(TWO_TWO, rank, forced).plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0)
-    assert Planner(TWO_TWO, 1, forced, verify="off").plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0).rank == 1
+            planner_of(rank, "first").plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0)
+    assert planner_of(1, "off").plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0).rank == 1
+
+
+def planner_of(rank: int, verify: str) -> Planner:
+    return Planner(TWO_TWO, rank, {"all_reduce": "owners"}, verify=verify)
 
 
 def test_a_class_is_proved_once() -> None:
@@ -375,3 +378,35 @@ def test_which_communicators_are_proved(mode: str, size: int, proofs: int) -> No
     gate = Gate(top, mode)
     gate.check(Shared(Op.BROADCAST, DType.FLOAT32, RedOp.SUM), ALGORITHMS[Op.BROADCAST]["chain"])
     assert gate.proofs == proofs
+
+
+def test_the_first_shapes_of_a_v_form_are_proved() -> None:
+    gate = Gate(TWO_TWO, "first", 1)
+    make = ALGORITHMS[Op.ALL_GATHER]["direct"]
+    for i in range(9):
+        shared = Shared(Op.ALL_GATHER, DType.FLOAT32, RedOp.SUM, counts=(7 + i, 0, 3, 4))
+        gate.check(shared, make, places_of(TWO_TWO, shared)[1])
+    assert gate.proofs == 2 + 5  # the made-up ones, and those that came first
+
+    def wrong(top: Topology, shared: Shared, rank: int, places: Places | None = None) -> Plan:
+        plan = make(top, shared, rank, places)
+        return replace(plan, out_blocks=plan.out_blocks + (rank == 1))
+
+    with pytest.raises(PlanFault, match="rank 1: out_blocks is"):
+        Gate(TWO_TWO, "first").check(Shared(Op.ALL_GATHER, DType.FLOAT32, RedOp.SUM, counts=(1, 0, 3, 4)), wrong)
+
+
+def test_plans_too_large_to_prove_are_not_even_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetccl.core.verify.gate.MOST_STEPS", 10)
+    made = []
+
+    def counted(top: Topology, shared: Shared, rank: int, places: Places | None = None) -> Plan:
+        made.append(rank)
+        return ALGORITHMS[Op.ALL_TO_ALL]["direct"](top, shared, rank, places)
+
+    gate = Gate(TWO_TWO, "first", 2)
+    gate.check(Shared(Op.ALL_TO_ALL, DType.FLOAT32, RedOp.SUM), counted)
+    assert (gate.proofs, made) == (0, [2])
+    always = Gate(TWO_TWO, "always", 2)
+    always.check(Shared(Op.ALL_TO_ALL, DType.FLOAT32, RedOp.SUM), counted)
+    assert always.proofs == 1

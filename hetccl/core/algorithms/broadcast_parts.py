@@ -78,5 +78,5 @@ def owners(topology: Topology, shared: Shared, rank: int, places: Places | None 
         tuple(b.steps),
         tuple(b.flows),
         in_blocks=1 if rank == shared.root else 0,
-        host_blocks=0 if isl.host_memory else 1,
+        host_blocks=int(isl.staged),
     )

@@ -218,7 +218,7 @@ class _Scatter:
             there = self._scratch(Buffer.DEVICE_SCRATCH, first, n)
             wait = -1
             if self.rank == self.head:
-                if isl.host_memory:
+                if not isl.staged:
                     there, wait = self.held[first], done
                 else:
                     b.island(StepKind.COPY, self.held[first], there, wait=done)

@@ -260,6 +260,11 @@ class Machine:
         if n == 0:
             return
         dst = layout.place(step.dst, segment)
+        if step.kind == StepKind.FILL:
+            if rank.device and step.dst.buffer != Buffer.HOST_SCRATCH:
+                raise Fault("fills on the host what does not lie in host memory")
+            self.store(rank, dst, [(n, self.values.neutral(combining(plan.redop)), 0)], me.access())
+            return
         src = layout.place(step.src, segment, n)
         if step.kind == StepKind.COPY:
             if layout.length(step.src, segment) != n:
@@ -279,9 +284,6 @@ class Machine:
             and step.src.buffer == Buffer.HOST_SCRATCH
         ):
             raise Fault("scales on the device what lies in host memory")
-        if step.kind == StepKind.FILL:
-            self.store(rank, dst, [(n, *self.values.neutral())], me.access())
-            return
         sources = [src]
         if step.kind == StepKind.COMBINE:
             stride = layout.stride(step.src) * step.stride
