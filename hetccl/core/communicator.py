@@ -120,7 +120,7 @@ class Communicator(Collectives, Reports):
         self._connector = Connector(self.rank, joined.transports, joined.tables, self._linked)
         self._connector.start(joined.records)
         self._connector.connect_border(joined.topology.border_pairs(), joined.deadline, joined.check)
-        self._direct = direct.agree(self._core, joined, config.device_path, config.cpu_threads)
+        self._direct = direct.agree(self._core, joined, self.tracing.device_path, config.cpu_threads)
         if self._direct:
             self._planner.use_direct()
         control = joined.control
