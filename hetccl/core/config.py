@@ -408,7 +408,7 @@ VARIABLES: tuple[Variable, ...] = (
         "HETCCL_CPU_THREADS",
         "1 to 64",
         "1",
-        "Threads of a CPU rank that copy and sum what it exchanges with devices of its host. They spin while they wait.",
+        "Threads of a CPU rank that copy and sum what it exchanges with devices of its host. They spin as they wait.",
         _threads,
     ),
     Variable(
