@@ -52,6 +52,7 @@ ENGINE = tuple(
         "p2p_wire",
         "board",
         "turns",
+        "trace",
     )
 )
 
@@ -99,6 +100,7 @@ EXTENSIONS = [
     extension("hetccl.core._plans"),
     extension("hetccl.core._board", "hetccl/core/board.c"),
     extension("hetccl.core._shaping", "hetccl/core/shaping.c"),
+    extension("hetccl.core._trace", libraries=("pthread",)),
     extension("hetccl.core._state", "hetccl/core/identity.c", COMBINE),
     extension("hetccl.core._engine", *ENGINE, COMBINE, libraries=("pthread",)),
     extension("hetccl.torch._glue"),

@@ -296,9 +296,8 @@ def gpu_tests(run: Run) -> None:
 
 
 def variables(run: Run) -> None:
-    """pytest -m gpu with one hardware queue, and with kernels that are loaded at their first launch."""
-    for name, value in (("CUDA_DEVICE_MAX_CONNECTIONS", "1"), ("CUDA_MODULE_LOADING", "LAZY")):
-        hardware(run, {name: value})
+    """pytest -m gpu with one hardware queue and with kernels that are loaded at their first launch."""
+    hardware(run, {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_MODULE_LOADING": "LAZY"})
 
 
 def hardware(run: Run, more: dict[str, str]) -> None:

@@ -67,6 +67,7 @@ cdef extern from "plan.h" nogil:
         int32_t device_sums
         int32_t reads_out
         int32_t crosses
+        int32_t number
         uint32_t digest
 
 
@@ -95,6 +96,27 @@ cdef extern from "board.h" nogil:
     size_t hx_board_bytes(int size)
     void hx_board_mark(hx_board *b, int rank, uint32_t state)
     void hx_board_abort(hx_board *b, int rank)
+
+
+cdef extern from "trace.h" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    ctypedef struct hx_event:
+        uint32_t sequence
+        int32_t what
+        int32_t index
+        int32_t peer
+        int64_t segment
+        int64_t a
+        int64_t b
+        int64_t n
+        int64_t m
+    ctypedef struct hx_trace:
+        pthread_mutex_t lock
+        uint64_t capacity
+        uint64_t used
+        uint64_t lost
+        hx_event *events
 
 
 cdef extern from "executor.h" nogil:
@@ -138,6 +160,7 @@ cdef extern from "executor.h" nogil:
         void *caller
         int32_t has_caller
         int32_t streamed
+        void *stream
         void *edge[2]
         char text[512]
     ctypedef struct hx_comm:
@@ -145,6 +168,7 @@ cdef extern from "executor.h" nogil:
         int32_t size
         int32_t pauses
         int32_t check
+        hx_trace *trace
         const hetccl_device_ops *dev
         void *dev_ctx
         const hetccl_ccl_ops *ccl

@@ -39,7 +39,6 @@ cdef class Core:
     cdef readonly PlanCache cache
     cdef object failure
     cdef list keep
-    cdef readonly dict operations
     cdef public double timeout  # seconds, of operations that name none
     cdef bint closed, forked
 
@@ -47,7 +46,7 @@ cdef class Core:
         self.c = hx_comm_new(rank, size)
         if self.c == NULL:
             raise MemoryError
-        self.cache, self.keep, self.operations = PlanCache(planner), [], {}
+        self.cache, self.keep = PlanCache(planner), []
         self.failure, self.timeout = failure, timeout
 
     def __dealloc__(self):
@@ -127,6 +126,8 @@ cdef class Core:
         hx_engine_add(self.c)
 
     cdef CompiledPlan plan(self, int op, int dtype, int redop, int root, size_t count, shape):
+        if (op | dtype | redop) & ~0xFF:  # the fields of the cache's key
+            raise errors.UsageError(f"operation {op}, dtype {dtype}, operator {redop}: hetccl.types says what there is")
         return self.cache.find(op, dtype, redop, root, count * hetccl_dtype_size(dtype), shape)
 
     cdef hx_work *collective(self, CompiledPlan plan, uintptr_t in_ptr, uintptr_t out_ptr, size_t count, double timeout,
@@ -190,7 +191,7 @@ cdef class Core:
         except BaseException:
             hx_work_put(self.c, w)
             raise
-        self.operations[op] = self.operations.get(op, 0) + 1
+        self.c.n_ops[op & 15] += 1
         if rc == HETCCL_OK:
             return 0
         self.drive(w)
@@ -235,6 +236,8 @@ cdef class Core:
         cdef CompiledPlan plan
         cdef Work work = Work.__new__(Work)
         if op == SEND or op == RECV:
+            if hetccl_dtype_size(dtype) == 0:
+                raise errors.UsageError(f"{dtype} is no dtype; hetccl.types says what there is")
             w = self.point_to_point(op == SEND, in_ptr if op == SEND else out_ptr, count * hetccl_dtype_size(dtype), root, tag,
                                     timeout, stream)
             stream = -1
@@ -252,7 +255,7 @@ cdef class Core:
             IN_FLIGHT.discard(work)
             raise
         hx_engine_kick()
-        self.operations[op] = self.operations.get(op, 0) + 1
+        self.c.n_ops[op & 15] += 1
         return work
 
     cdef hx_work *point_to_point(self, bint sending, uintptr_t ptr, size_t nbytes, int peer, int tag, double timeout,
@@ -320,10 +323,6 @@ cdef class Core:
     def address(self):  # of the C half, for `_state`
         return <uintptr_t>self.c
 
-    @property
-    def aborted_by(self):  # rank, or -1
-        return -1 if self.c.board == NULL else <int>self.c.board.aborted_by - 1
-
     def shut(self, double patience):
         """Ends works in flight. False if a thread is still inside after `patience` seconds. Communicates nothing."""
         cdef int rc
@@ -388,8 +387,8 @@ cdef class Work:
             self.finish = None
 
     @property
-    def streamed(self):  # nothing is left but the device's own work, on a stream
-        return bool(self.w.streamed)
+    def stream(self):  # on which all is enqueued, so that nothing but the device's work is left; -1: none, or it has failed
+        return <long long><uintptr_t>self.w.stream if self.w.streamed and not self.core.c.failed else -1
 
     def is_done(self):
         return bool(self.w.finished) and self.finish is None

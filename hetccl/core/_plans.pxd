@@ -17,6 +17,8 @@ cdef class CompiledPlan:
 
 cdef class PlanCache:
     cdef dict plans, shaped
+    cdef CompiledPlan last
+    cdef uint64_t last_key
     cdef object planner
     cdef uint64_t limits[OPS][LIMITS]
     cdef int n_limits[OPS]

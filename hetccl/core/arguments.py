@@ -11,7 +11,7 @@ from hetccl.core.buffers import Buffer
 from hetccl.errors import UnsupportedError, UsageError
 from hetccl.types import DType, RedOp
 
-__all__ = ["block_counts", "block_places", "nothing", "number", "redop", "same_size"]
+__all__ = ["block_counts", "block_places", "message_tag", "nothing", "number", "redop", "same_size"]
 
 
 def redop(op: str | RedOp) -> RedOp:
@@ -19,15 +19,26 @@ def redop(op: str | RedOp) -> RedOp:
 
 
 def number(kind: Any, value: Any, what: str) -> Any:
-    """The member of an enumeration by its number or its name in lower case. Raises `UnsupportedError`."""
+    """The member of an enumeration by its number or its name in lower case. Raises `UsageError` for a number that is
+    none and `UnsupportedError` for a name."""
     if isinstance(value, int):
-        return kind(value)
+        try:
+            return kind(value)
+        except ValueError:
+            known = ", ".join(f"{v.value} {v.name.lower()}" for v in kind)
+            raise UsageError(f"{value} is no {what}; there are {known}") from None
     try:
         return kind[str(value).upper()]
     except KeyError:
         raise UnsupportedError(
             f"no {what} is called {value!r}; there are {', '.join(v.name.lower() for v in kind)}"
         ) from None
+
+
+def message_tag(tag: Any) -> None:
+    """Raises `UsageError` unless messages can bear this tag."""
+    if not isinstance(tag, int) or not 0 <= tag < 1 << 31:
+        raise UsageError(f"{tag!r} is no tag of a message; tags are whole numbers from 0 to 2147483647")
 
 
 def same_size(

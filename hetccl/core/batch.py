@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hetccl.core.arguments import message_tag
 from hetccl.core.work import Work
 from hetccl.errors import UsageError
 from hetccl.types import Op
@@ -79,6 +80,7 @@ def post_all(comm: Any, messages: Sequence[Send | Recv], timeout: float) -> Batc
             raise UsageError(f"message {i} of a batch is a {type(m).__name__}; pass Send or Recv")
         if m.peer is not None and (m.peer == comm.rank or not 0 <= m.peer < comm.size):
             raise UsageError(f"message {i} of a batch: peer {m.peer} is not another rank of this communicator")
+        message_tag(m.tag)
         buffers.append(comm._take(m.buffer, isinstance(m, Recv), f"buffer of message {i}"))
     works: dict[int, Work] = {}
     for sending in (False, True):

@@ -25,6 +25,31 @@ void hx_board_abort(hx_board *b, int rank)
     wake_all(b);
 }
 
+int hx_board_lost(const hx_board *b, int *who)
+{
+    for (uint32_t r = 0; r < b->size; r++)
+        if (atomic_load_explicit(&((hx_board *)b)->entry[r].state, memory_order_relaxed) == HX_LOST) {
+            *who = (int)r;
+            return 1;
+        }
+    return 0;
+}
+
+/* Whether those who meet go: the first to say so, or to give up, decides for all. A later meeting that is decided already tells
+ * that they went. */
+static int decide(hx_entry *first, uint32_t meet, int go)
+{
+    uint64_t now = atomic_load_explicit(&first->decided, memory_order_acquire), mine = (uint64_t)meet << 1 | (uint64_t)go;
+    for (;;) {
+        if (now >> 1 == meet)
+            return (int)(now & 1);
+        if (now >> 1 == (uint32_t)(meet + 1))
+            return 1;
+        if (atomic_compare_exchange_weak_explicit(&first->decided, &now, mine, memory_order_acq_rel, memory_order_acquire))
+            return go;
+    }
+}
+
 int hx_board_gone(const hx_board *b, int rank, const _Atomic uint32_t *stop, int *who)
 {
     if (atomic_load_explicit(&((hx_board *)b)->aborted_by, memory_order_relaxed) || atomic_load_explicit(stop, memory_order_relaxed))
@@ -56,11 +81,11 @@ int hx_board_meet(hx_board *b, int me, const int32_t *ranks, int n, uint32_t mee
             if (!hetccl_wait_turn(&turn, pauses))
                 continue;
             int rc = hx_board_gone(b, ranks[i], stop, who);
-            if (rc != HETCCL_OK)
-                return rc;
             uint64_t now = hetccl_now_ns();
-            if (now >= deadline_ns)
-                return HETCCL_TIMED_OUT;
+            if (rc == HETCCL_OK && now >= deadline_ns)
+                rc = HETCCL_TIMED_OUT;
+            if (rc != HETCCL_OK)
+                return decide(&b->entry[ranks[0]], meet, 0) ? HETCCL_OK : rc;
             uint64_t ns = deadline_ns - now < 50000000u ? deadline_ns - now : 50000000u;
             uint32_t seen = atomic_load_explicit(&e->meets, memory_order_acquire);
             atomic_fetch_add_explicit(&e->sleepers, 1, memory_order_seq_cst);
@@ -68,8 +93,14 @@ int hx_board_meet(hx_board *b, int me, const int32_t *ranks, int n, uint32_t mee
                 hetccl_futex_wait(&e->meets, seen, ns);
             atomic_fetch_sub_explicit(&e->sleepers, 1, memory_order_seq_cst);
         }
-        if (e->call[meet & 1].fingerprint != call->fingerprint)
+        if (e->call[meet & 1].fingerprint != call->fingerprint) {
+            decide(&b->entry[ranks[0]], meet, 0);
             return HETCCL_MISMATCH;
+        }
     }
-    return HETCCL_OK;
+    if (decide(&b->entry[ranks[0]], meet, 1))
+        return HETCCL_OK;
+    int rc = hx_board_gone(b, -1, stop, who);
+    *who = rc == HETCCL_PEER_LOST ? *who : -1;
+    return rc == HETCCL_OK ? HETCCL_ABORTED : rc;
 }

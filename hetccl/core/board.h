@@ -27,6 +27,7 @@ typedef struct hx_entry {
     hx_call call[2];                   /* of this meeting and of the one before */
     hx_call now;                       /* operation begun last */
     _Atomic uint64_t heartbeat_ns;
+    _Atomic uint64_t decided;          /* of the first rank of those that meet: the meeting decided last, and whether they go */
     int32_t pid;
     _Atomic uint32_t direct;           /* whether this rank can take the direct path: see core/direct.py */
 } __attribute__((aligned(128))) hx_entry;
@@ -50,8 +51,11 @@ static inline int hx_board_reached(const _Atomic uint32_t *word, uint32_t n)
 {
     return (int32_t)(atomic_load_explicit((_Atomic uint32_t *)word, memory_order_acquire) - n) >= 0;
 }
+/* Whether a rank of the communicator was lost; *who says which. */
+int hx_board_lost(const hx_board *b, int *who);
 /* Arrives at meeting number `meet` with `call` and waits until all `ranks` have. Blocks up to deadline_ns (monotonic).
- * HETCCL_OK; HETCCL_MISMATCH, HETCCL_PEER_LOST, HETCCL_TIMED_OUT with *who set; HETCCL_ABORTED. */
+ * HETCCL_OK; HETCCL_MISMATCH, HETCCL_PEER_LOST, HETCCL_TIMED_OUT with *who set; HETCCL_ABORTED. Either all ranks that live
+ * get HETCCL_OK, or none: nobody makes a call that another one, which has given up meanwhile, will not make. */
 int hx_board_meet(hx_board *b, int me, const int32_t *ranks, int n, uint32_t meet, const hx_call *call, int pauses,
                   uint64_t deadline_ns, const _Atomic uint32_t *stop, int *who);
 #endif

@@ -22,6 +22,7 @@ from hetccl.core import described, registry
 from hetccl.core.config import Config
 from hetccl.core.control import Control, ControlListener
 from hetccl.core.cost import CostTable
+from hetccl.core.proof import check_proofs, proof
 from hetccl.core.ranks import RankSpec, check_size, parse_ranks
 from hetccl.core.store import Store, StoreView
 from hetccl.core.topology import Record, Topology, compute_topology
@@ -167,7 +168,12 @@ def _join(
         topology=file.digest if file else "",
         tuning=tuning.digest if tuning else "",
     )
-    view.put(f"record/{rank}", json.dumps({"record": record.to_json(), "control": listener.local.name.hex()}).encode())
+    answer = {
+        "record": record.to_json(),
+        "control": listener.local.name.hex(),
+        "proof": "" if from_store else proof(secret, job),
+    }
+    view.put(f"record/{rank}", json.dumps(answer).encode())
     if rank == 0:
         blob = _publish(view, rank, size, config, listener, file, tuning)
     else:
@@ -183,6 +189,7 @@ def _join(
     control.join(listener, blob["control"][control.leader], blob["rank0"], deadline)
     listener.close()
     comms = VendorComms(ccl)
+    undo.append(comms.destroy)
     comms.join(view, vendor, topology, rank, deadline, groups=combine == "border")
     return Joined(
         topology,
@@ -290,6 +297,7 @@ def _publish(
     found = view.take_all({r: f"record/{r}" for r in range(size)}, "bootstrap")
     answers = [json.loads(found[r]) for r in range(size)]
     records = [Record.from_json(a["record"]) for a in answers]
+    check_proofs(records, [a["proof"] for a in answers])
     low, high = max(r.wire[0] for r in records), min(r.wire[1] for r in records)
     if low > high:
         versions = "; ".join(f"rank {r.rank} on {r.host}: {r.wire[0]} to {r.wire[1]}" for r in records)

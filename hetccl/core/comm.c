@@ -247,8 +247,10 @@ int hx_comm_progress(hx_comm *c, int inline_calls)
         if (atomic_load_explicit(&c->lane_word, memory_order_acquire) == 1 && !atomic_load(&c->lane_abandoned)) {
             uint64_t now = hetccl_now_ns();
             c->lane_since = c->lane_since ? c->lane_since : now;
-            if ((c->ccl->caps & HETCCL_CCL_ABORT) && now - c->lane_since < 5000000000u)
-                return 0;                   /* the aborted call will return; until then it may use the works' memory */
+            /* An aborted call will return, and so will one that all ranks of the island have begun, unless one has died.
+             * Until then it may use the works' memory. */
+            if (now - c->lane_since < ((c->ccl->caps & HETCCL_CCL_ABORT) ? 5000000000u : 2000000000u))
+                return 0;
             atomic_store(&c->lane_abandoned, 1);
         }
         while ((w = pop(c))) {

@@ -6,24 +6,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from hetccl.core import _state, direct, lifecycle, log, registry
 from hetccl.core._engine import Core, Work
-from hetccl.core.arguments import number, redop, same_size
+from hetccl.core.arguments import message_tag, redop, same_size
 from hetccl.core.bootstrap import join
 from hetccl.core.buffers import Buffer, check_overlap, take
 from hetccl.core.coalesced import Packing
 from hetccl.core.collectives import Collectives
 from hetccl.core.config import Config
 from hetccl.core.connector import P2P, Connector
-from hetccl.core.explain import Explanation
 from hetccl.core.failures import Failures
 from hetccl.core.planner import Planner
 from hetccl.core.reactor import reactor
+from hetccl.core.reports import Reports
 from hetccl.core.store import Store
 from hetccl.core.topology_file import TopologyFile
+from hetccl.core.tracing import Tracing
 from hetccl.core.watch import Watch
 from hetccl.core.work import ensure_completion_thread
 from hetccl.errors import HetcclError, UsageError
@@ -35,7 +36,7 @@ __all__ = ["Communicator"]
 _log = logging.getLogger("hetccl")
 
 
-class Communicator(Collectives):
+class Communicator(Collectives, Reports):
     """A group of ranks that call collectives together. Every rank calls the same ones in the same order.
 
     `store` is what the ranks meet through (torch's stores, or `hetccl.core.store.DirectoryStore`); it may die once the
@@ -95,12 +96,15 @@ class Communicator(Collectives):
         failures = Failures(
             joined.topology,
             self.rank,
-            lambda: _state.board_calls(self._core.address),
-            lambda: self._core.aborted_by,
+            joined.control.calls,
+            joined.control.aborted_by,
             joined.control.state,
         )
         self._packing = Packing(joined.device)
-        self._core = Core(self.rank, self.size, self._planner, failures, self.timeout)
+        self.tracing = Tracing(self._planner, config)
+        self._core = Core(self.rank, self.size, self.tracing, failures, self.timeout)
+        self.tracing.attach(self._core.address)
+        self._run = self.tracing.after(self._core.run)
         island = joined.topology.island_of(self.rank)
         here = joined.topology.host_ids
         turns = {r: joined.records[r].process for r in island.ranks}
@@ -214,7 +218,7 @@ class Communicator(Collectives):
         operation comes after what it holds, and may still be under way on it at the return. -1: none; it has ended.
         `ours`: the caller knows that both are memory of this rank's device, and it is not looked up.
         """
-        self._core.run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, factor, None, stream, ours)
+        self._run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, factor, None, stream, ours)
 
     def post(
         self, op: int, in_ptr: int, out_ptr: int, count: int, dtype: int, redop: int = 0, root: int = 0, tag: int = 0,
@@ -226,6 +230,10 @@ class Communicator(Collectives):
         `keep` is held until the operation has ended, whatever becomes of the returned work; `finish` runs once when it
         has ended well.
         """
+        if op in (Op.SEND, Op.RECV):
+            message_tag(tag)
+        else:
+            self._check_rank(root, "root")
         if op == Op.SEND:
             self._check_rank(root, "peer")
             if root == self.rank:
@@ -240,84 +248,6 @@ class Communicator(Collectives):
         return self._core.post(
             op, in_ptr, out_ptr, count, dtype, redop, root, tag, timeout, keep, finish, factor, None, stream, ours
         )
-
-    # ---- what happened
-
-    def explain(
-        self, op: str, nbytes: int, dtype: str | DType = "float32", redop: str | RedOp = "sum", root: int = 0,
-        counts: Sequence[int] = (),
-    ) -> Explanation:  # fmt: skip
-        """What an operation on `nbytes` bytes (as `count` in `run`) would do. Sends nothing. With `counts`, the v form
-        with blocks of so many elements (all_to_all: from rank i to j at i * size + j), whatever `nbytes`."""
-        kind, element, operator = (
-            number(Op, op, "operation"),
-            number(DType, dtype, "dtype"),
-            number(RedOp, redop, "operator"),
-        )
-        nbytes = sum(counts) * element.itemsize if counts else nbytes
-        return self._planner.explain(kind, nbytes, element, operator, root, self.paths(), tuple(counts))
-
-    def stats(self) -> dict[str, Any]:
-        """Counters of this rank since the communicator was made."""
-        raw = _state.counters(self._core.address)
-        path_bytes: dict[str, int] = {}
-        peer_bytes: dict[int, int] = {}
-        for peer, (name, endpoint) in self._endpoints.items():
-            sent = self._joined.tables[name].counters(endpoint)["bytes_sent"]
-            sent += _state.direct_sent(self._core.address, peer)
-            key = self._path(peer) or name
-            path_bytes[key] = path_bytes.get(key, 0) + sent
-            peer_bytes[peer] = sent
-        return {
-            "operations": {Op(op).label: n for op, n in self._core.operations.items()},
-            "vendor": self._joined.vendor.name,
-            "vendor_calls": raw["vendor_calls"],
-            "group_calls": raw["group_calls"],
-            "device_sums": raw["device_sums"],
-            "path_bytes": path_bytes,
-            "peer_bytes": peer_bytes,
-            "border_bytes": sum(peer_bytes.values()),
-            "staged_bytes": raw["staged_bytes"],
-            "plan_cache_hits": self._core.cache.hits,
-            "plan_cache_misses": self._core.cache.misses,
-        }
-
-    def describe(self) -> list[dict[str, Any]]:
-        """Who is where: one dict a rank with rank, host, vendor, device and island."""
-        t = self._topology
-        return [
-            {
-                "rank": r,
-                "host": t.hosts[r],
-                "vendor": t.island_of(r).vendor,
-                "device": t.devices[r],
-                "island": t.place(r)[0],
-            }
-            for r in range(self.size)
-        ]
-
-    def paths(self) -> dict[tuple[int, int], str]:
-        """How this rank reaches each rank of other islands: {(lower rank, higher rank): 'shm'}."""
-        found = {}
-        for pair in self._topology.border_pairs():
-            if self.rank in pair:
-                other = pair[0] if pair[1] == self.rank else pair[1]
-                found[pair] = self._path(other) or "not connected"
-        return found
-
-    def _path(self, peer: int) -> str | None:
-        path = self._connector.path(peer)
-        return f"{path}, direct" if path and self._direct else path
-
-    @property
-    def islands(self) -> list[list[int]]:
-        """Ranks of each island."""
-        return [list(i.ranks) for i in self._topology.islands]
-
-    @property
-    def vendor(self) -> str:
-        """The vendor of this rank."""
-        return self._joined.vendor.name
 
     # ---- the end
 
@@ -341,6 +271,7 @@ class Communicator(Collectives):
         while self._core.pending and not self._core.failed and time.monotonic() < deadline:
             time.sleep(0.0005)
         self._shut(5.0)
+        self.tracing.replay()
 
     def __enter__(self) -> Communicator:
         return self
@@ -361,7 +292,7 @@ class Communicator(Collectives):
         if inp is not out:
             check_overlap(inp, out, in_place_at)
         if not async_op:
-            self._core.run(op, inp.ptr, out.ptr, count, inp.dtype, redop, root, timeout, factor, shape)
+            self._run(op, inp.ptr, out.ptr, count, inp.dtype, redop, root, timeout, factor, shape)
             if out.finish is not None:
                 out.finish()
             return None
@@ -424,10 +355,18 @@ class Communicator(Collectives):
                     registry.vendor(record.vendor, probe=False).driver.remove_leftovers([record.pid])
 
     def _abandon(self) -> None:
+        """Lets go of what had been made when `_build` failed: nothing watches, polls or holds it any more."""
         self._closed = True
-        self._joined.control.leave()
-        for transport in self._joined.transports:
-            transport.close()
+        joined = self._joined
+        undo: list[Callable[[], object]] = [t.close for t in joined.transports]
+        undo += [joined.comms.abort, joined.comms.destroy, joined.control.leave]
+        if hasattr(self, "_connector"):
+            undo.insert(0, self._connector.close)
+        if hasattr(self, "_core"):
+            undo.insert(0, lambda: self._core.shut(1.0))
+        for step in undo:
+            with contextlib.suppress(Exception):  # the first failure is on its way up already
+                step()
 
     def _leave_at_exit(self) -> None:
         """The program ends without close(): no waiting, but a farewell, and nobody may touch the engine any more."""

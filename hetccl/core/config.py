@@ -51,6 +51,7 @@ class Config:
     chunk_bytes: int | None = None
     store: str = ""
     verify: str = "first"
+    trace_steps: int | None = None
     combine: str = "auto"
     order: str = "program"
     socket_ifname: str = ""
@@ -368,8 +369,17 @@ VARIABLES: tuple[Variable, ...] = (
         "HETCCL_VERIFY",
         "first, always or off",
         "first",
-        "When plans are proved correct. Reserved.",
+        "When plans are proved correct, before anything is sent: each class of operation once, up to 64 ranks (first), "
+        "every plan of any size, and the executor's trace after each operation too (always), or never (off).",
         _one_of("first", "always", "off"),
+    ),
+    Variable(
+        "HETCCL_TRACE_STEPS",
+        "a number of events, 0: none",
+        "",
+        "For debugging: the executor writes down what it does, and after each blocking operation that is replayed "
+        "through the checker. 64 bytes an event and communicator. Unset: 65536 under HETCCL_VERIFY=always, else none.",
+        _device,
     ),
     Variable(
         "HETCCL_COMBINE",

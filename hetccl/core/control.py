@@ -31,7 +31,7 @@ __all__ = ["Control", "ControlListener"]
 
 log = logging.getLogger("hetccl.control")
 
-LEFT, LOST, ABORT = 1, 2, 3
+LEFT, LOST, ABORT, ADOPT, MOVED = 1, 2, 3, 4, 5
 _NEWS = struct.Struct("!BxxxI")  # what, rank
 JOIN_PURPOSE = "control"
 
@@ -67,6 +67,7 @@ class Control:
         self.leader = self.local_ranks[0]
         self._leaders = sorted({min(r for r in range(self.size) if host_ids[r] == h) for h in set(host_ids)})
         self._sockets: dict[int, socket.socket] = {}  # by the rank at the other end
+        self._names: dict[socket.socket, int] = {}  # the same the other way round
         self._left: set[int] = set()
         self._abort_told = False
         self._closed = False
@@ -92,28 +93,34 @@ class Control:
         else:
             self._dial_leader(leader_socket, nbytes, deadline)
         for peer, sock in list(self._sockets.items()):
-            sock.setblocking(False)
-            reactor().watch(sock.fileno(), lambda p=peer, s=sock: self._readable(p, s))  # type: ignore[misc]
+            self._watch(peer, sock)
         reactor().every_tick(self._tick)
 
     def leave(self) -> None:
         """Says farewell and lets go. Idempotent."""
         if self._closed:
             return
-        self._closed = True
         reactor().no_tick(self._tick)
+        if self.address:  # before any socket ends, so that nobody takes that for a death
+            _board.mark(self.address, self.rank, LEFT)
+        sockets = [sock for sock in self._sockets.values() if sock.fileno() >= 0]
+        for sock in sockets:
+            reactor().unwatch(sock.fileno())
+        for sock in sockets:
+            if sock.family == socket.AF_UNIX:
+                self._drain(sock)
+        self._closed = True
+        self._hand_over()
         for sock in list(self._sockets.values()):
             self._send(sock, LEFT, self.rank)
-            if sock.fileno() >= 0:
+            if sock.fileno() >= 0 and sock not in sockets:
                 reactor().unwatch(sock.fileno())
             sock.close()
-        if self.address:
-            _board.mark(self.address, self.rank, LEFT)
 
     def forget(self) -> None:
         """In a forked child: closes the sockets, so that the parent's death can still be seen by others."""
         self._closed = True
-        for sock in self._sockets.values():
+        for sock in list(self._sockets.values()):
             with contextlib.suppress(OSError):
                 sock.close()
 
@@ -126,6 +133,14 @@ class Control:
     def state(self, rank: int) -> int:
         """0 alive, 1 left, 2 lost."""
         return _board.state(self.address, rank) if self.address else 0
+
+    def aborted_by(self) -> int:
+        """Rank that aborted, or -1."""
+        return _board.aborted_by(self.address) if self.address else -1
+
+    def calls(self) -> list[tuple[int, int, int, int, int, int, int]]:
+        """What each rank of this host called last: (rank, op, dtype, redop, root, count, sequence)."""
+        return _board.calls(self.address) if self.address else []
 
     # ---- joining
 
@@ -235,24 +250,117 @@ class Control:
 
     # ---- news
 
-    def _readable(self, peer: int, sock: socket.socket) -> None:
+    def _watch(self, peer: int, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._names[sock] = peer
+        reactor().watch(sock.fileno(), lambda: self._readable(sock))
+
+    def _readable(self, sock: socket.socket) -> None:
+        fds: list[int] = []
         try:
-            data = sock.recv(4096)
+            data, fds = self._receive(sock)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         if not data:
+            peer = self._names.pop(sock, -1)
             reactor().unwatch(sock.fileno())
             sock.close()
-            self._sockets.pop(peer, None)
-            if peer not in self._left and not self._closed:
+            if self._sockets.get(peer) is sock:
+                del self._sockets[peer]
+            if peer >= 0 and peer not in self._left and self.state(peer) != LEFT and not self._closed:
                 self._learn(LOST, peer, None)
             return
+        self._take_news(sock, data, fds)
+
+    def _take_news(self, sock: socket.socket, data: bytes, fds: list[int]) -> None:
         for at in range(0, len(data) - len(data) % _NEWS.size, _NEWS.size):  # 8 bytes: never split on a local socket
             what, rank = _NEWS.unpack_from(data, at)
-            if 0 <= rank < self.size:
-                self._learn(what, rank, peer)
+            if not 0 <= rank < self.size:
+                continue
+            if what == ADOPT:
+                self._adopt(rank, fds.pop(0) if fds else -1)
+            elif what == MOVED:
+                self._moved(sock, rank)
+            else:
+                self._learn(what, rank, self._names.get(sock))
+        fdpass.close_all(fds)
+
+    @staticmethod
+    def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+        if sock.family != socket.AF_UNIX:
+            return sock.recv(4096), []
+        data, fds, _, _ = socket.recv_fds(sock, 4096, 16)
+        return data, list(fds)
+
+    # ---- a leader that leaves is replaced, so that losses are still learnt
+
+    def _hand_over(self) -> None:
+        """The lowest other rank of this host takes the leader's place: it gets a socket to every other one, and those
+        to other hosts. What is given waits for whoever has not read yet.
+
+        An heir that leaves at the same time has said so on the board before it looks for gifts a last time. So either
+        it finds this one, and hands it on, or we see that it leaves, and try the next.
+        """
+        if self.rank != self.leader or not self.address:
+            return
+        for heir in self.local_ranks:
+            if heir not in self._sockets or self.state(heir):
+                continue
+            for peer in self.local_ranks:
+                if peer > heir and peer in self._sockets and not self.state(peer):
+                    one, other = socket.socketpair()
+                    with one, other:
+                        self._give(heir, peer, one)
+                        self._give(peer, heir, other)
+            for peer, sock in list(self._sockets.items()):
+                if peer not in self.local_ranks:
+                    self._send(sock, MOVED, heir)
+                    self._give(heir, peer, sock)
+            self._give(heir, heir, None)  # even if it has nobody to watch, it leads
+            if not self.state(heir):
+                return
+            for peer, sock in list(self._sockets.items()):
+                if peer not in self.local_ranks:
+                    self._send(sock, LEFT, heir)
+
+    def _drain(self, sock: socket.socket) -> None:
+        """Takes what was given to this rank at the last moment."""
+        with contextlib.suppress(OSError):
+            while True:
+                data, fds = self._receive(sock)
+                if not data:
+                    return
+                self._take_news(sock, data, fds)
+
+    def _give(self, to: int, peer: int, sock: socket.socket | None) -> None:
+        with contextlib.suppress(OSError):
+            fds = [] if sock is None else [sock.fileno()]
+            socket.send_fds(self._sockets[to], [_NEWS.pack(ADOPT, peer)], fds, socket.MSG_NOSIGNAL)
+
+    def _adopt(self, peer: int, fd: int) -> None:
+        """A socket to `peer` from the leader that leaves. Whoever gets one to a rank below itself follows that one."""
+        if peer in self.local_ranks and peer < self.rank:
+            self.leader = peer
+        else:
+            self._leaders = sorted({*self._leaders, self.rank} - {self.leader})
+            self.leader = self.rank
+        if peer not in self.local_ranks:
+            self._leaders = sorted({*self._leaders, peer})
+        if fd < 0:
+            return
+        sock = socket.socket(fileno=fd)
+        self._sockets[peer] = sock
+        self._watch(peer, sock)
+
+    def _moved(self, sock: socket.socket, heir: int) -> None:
+        """Another rank of that host now holds the other end."""
+        before = self._names.get(sock, -1)
+        if self._sockets.get(before) is sock:
+            del self._sockets[before]
+        self._names[sock], self._sockets[heir] = heir, sock
+        self._leaders = sorted({*self._leaders, heir} - {before})
 
     def _learn(self, what: int, rank: int, source: int | None) -> None:
         """Writes news on this host's board and passes it on to everybody but its source."""

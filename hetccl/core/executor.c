@@ -119,6 +119,8 @@ void hx_work_bind(hx_work *w)
     w->event_head = w->event_tail = 0;
     w->staged_in = w->touched = 0;
     w->last_recorded = 0;
+    HX_TRACE(w, HX_DID_BEGIN, p->number, -1, w->segments, (int64_t)(w->in - w->out) / (int64_t)es, 0, (int64_t)w->count,
+             (int64_t)(c->chunk_bytes / es));
     if (!c->host_memory && (rc = hx_order_streams(c, w)) != HETCCL_OK)
         stream_error(c, w, rc, "ordering streams");
 }
@@ -166,8 +168,10 @@ static int poll_events(hx_comm *c, hx_work *w)
         return 0;
     for (; w->event_head < reached; w->event_head++, moved = 1) {
         int step = w->event_step[w->event_head % HX_EVENTS];
-        if (step >= 0)
+        if (step >= 0) {
             w->done[step]++;
+            HX_TRACE(w, HX_DID_DONE, step);
+        }
     }
     return moved;
 }
@@ -191,6 +195,7 @@ static int local_step(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
 {
     size_t n, ns, es = hetccl_dtype_size(w->plan->dtype);
     char *dst = hx_address(w, &s->dst, segment, &n), *src = hx_address(w, &s->src, segment, &ns);
+    hx_trace_place(w, HX_DID_STEP, (int)(s - w->plan->steps), segment, &s->src, src, &s->dst, dst, n);
     if (n == 0)
         return HETCCL_OK;
     if (s->kind == HX_COPY)
@@ -255,6 +260,16 @@ static int scratch_busy(const hx_work *w, int lane, int64_t segment)
 
 static int is_vendor(const hx_step *s) { return s->kind <= HX_TRANSFER; }
 
+/* Whether the border lane has not done yet what stands before a step in the plan. A call that blocks the driver then might
+ * wait for a rank that waits for what this one has to send. */
+static int border_lags(const hx_work *w, const hx_step *s, int64_t segment, int index)
+{
+    int64_t of;
+    int at;
+    const hx_step *next = hx_lane_next(w, HX_LANE_BORDER, &of, &at);
+    return next && (of - next->shift < segment - s->shift || (of - next->shift == segment - s->shift && at < index));
+}
+
 /* One step of a lane: 1 moved, 0 blocked, -1 lane at its end (or the communicator failed). */
 static int lane_step(hx_work *w, int lane, int inline_calls)
 {
@@ -291,7 +306,8 @@ static int lane_step(hx_work *w, int lane, int inline_calls)
             hx_address(w, &s->len, segment, &n);
             int in_turn = hx_in_turn(c);    /* then the call may wait for other ranks */
             int small = n * hetccl_dtype_size(w->plan->dtype) <= HX_INLINE_BYTES || (c->ccl->caps & HETCCL_CCL_ABORT);
-            int here = n == 0 || (c->streaming ? !in_turn || inline_calls : inline_calls && small);
+            int here = n == 0 || (c->streaming ? !in_turn || inline_calls
+                                                      : inline_calls && small && !border_lags(w, s, segment, index));
             if (!here) {
                 rc = hx_lane_post(c, w, s, segment);
                 if (rc == HETCCL_OK) {
@@ -322,6 +338,7 @@ static int lane_step(hx_work *w, int lane, int inline_calls)
             return -1;
     } else {
         w->done[index]++;
+        HX_TRACE(w, HX_DID_DONE, index);
     }
     state->index++;
     return 1;
@@ -372,6 +389,7 @@ int hx_work_progress(hx_work *w, int inline_calls)
         if (w->event_head < w->event_tail)
             return moved;
     }
+    HX_TRACE(w, HX_DID_END);
     hx_finish(w, HETCCL_OK);
     return 1;
 }
@@ -382,5 +400,6 @@ int hx_work_enqueue(hx_work *w)
     hx_work_bind(w);
     while ((rc = lane_step(w, HX_LANE_ISLAND, 1)) == 1)
         ;
+    HX_TRACE(w, HX_DID_END, .n = 1);
     return (int)atomic_load_explicit(&w->comm->failed, memory_order_acquire);
 }

@@ -14,6 +14,7 @@
 #include "board.h"
 #include "combine.h"
 #include "plan.h"
+#include "trace.h"
 #include "wait.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -180,6 +181,7 @@ typedef struct hx_comm {
     _Atomic uint64_t call_deadline_ns;
     struct hx_p2p *p2p;
     struct hx_direct *direct;          /* the direct path of its flows (direct.h), or NULL */
+    hx_trace *trace;                   /* NULL: nobody wants to know */
     /* counters */
     _Atomic uint64_t n_ops[16], vendor_calls[8], group_calls, border_sent, staged_bytes, device_sums;
     struct hx_comm *engine_next;
@@ -248,6 +250,11 @@ hx_work *hx_streamed_first(hx_comm *c);
 
 /* Next step of a lane, or NULL at its end. */
 const hx_step *hx_lane_next(const hx_work *w, int lane, int64_t *segment, int *index);
+
+/* ---- trace.c */
+/* Writes a step or flow down, with the addresses that it uses. */
+void hx_trace_place(hx_work *w, int what, int index, int64_t segment, const hx_slice *src, const char *from,
+                    const hx_slice *dst, const char *to, size_t n);
 
 /* ---- flows.c */
 void hx_flows_begin(hx_work *w, const hx_step *s, int64_t segment);

@@ -113,10 +113,16 @@ def best_vendor(torch_device_type: str = "cpu") -> NamedVendor:
 
 
 def install_hint(kind: str, name: str) -> str:
-    """The line that installs a plug-in: its package is named by a rule, so no table of names is needed."""
+    """The line that installs a driver: a plug-in's package is named by a rule, so no table of names is needed; what is
+    part of hetccl comes with hetccl."""
+    if _built_in(kind, name):
+        return (
+            f"pip install -e {_ROOT}" if os.path.exists(os.path.join(_ROOT, "pyproject.toml")) else "pip install hetccl"
+        )
     return f"pip install hetccl-{kind}-{name}"
 
 
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _lock = threading.RLock()
 _drivers: dict[tuple[str, str], Any] = {}
 _entry_names: dict[str, list[str]] = {}
@@ -219,19 +225,24 @@ def _not_found(namespace: str, name: str) -> PluginNotFoundError:
             "remove the folder ~/.cache/python-entrypoints",
             name=name,
         )
-    if not names:
-        source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if not names or _built_in(kind, name):
+        found = f"installed are only {_said(names)}" if names else "nor any other"
         return PluginNotFoundError(
-            f"{kind} {name!r} cannot be found, nor any other: hetccl itself is not installed, "
-            f"only on the path. Run:  pip install -e {source}",
+            f"{kind} {name!r} cannot be found, {found}: hetccl itself is not installed, only on the path. "
+            f"Run:  pip install -e {_ROOT}",
             name=name,
-            installed=(),
+            installed=tuple(sorted(set(names))),
         )
     return PluginNotFoundError(
         f"{kind} {name!r} is not installed; installed are {_said(names)}. Run:  {install_hint(kind, name)}",
         name=name,
         installed=tuple(sorted(set(names))),
     )
+
+
+def _built_in(kind: str, name: str) -> bool:
+    """Whether hetccl itself has this driver, whatever is installed: they lie in folders of their names."""
+    return name.isidentifier() and os.path.exists(os.path.join(_ROOT, "hetccl", f"{kind}s", name, "driver.py"))
 
 
 def _conflict(namespace: str, name: str) -> PluginConflictError:

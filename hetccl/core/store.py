@@ -5,7 +5,9 @@ as they are."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import secrets
 import tempfile
 import time
 from collections.abc import Callable
@@ -52,6 +54,49 @@ class DirectoryStore:
     def check(self, keys: list[str]) -> bool:
         return all(os.path.exists(self._file(key)) for key in keys)
 
+    def enter(self, rank: int, size: int, timeout: float) -> DirectoryStore:
+        """A folder of this job's own inside, though an earlier job may have left its keys here. Blocks until all ranks
+        have come, at most `timeout` seconds; raises `TimedOutError` that names the missing.
+
+        Every rank leaves a token that it draws; rank 0 answers with all tokens and the new folder's name, again and
+        again until every rank has read its own token there. So nobody follows an answer to ranks of another job.
+        """
+        deadline = time.monotonic() + timeout
+        mine, job = secrets.token_hex(16), secrets.token_hex(8)
+        self.set(f"here-{rank}", mine.encode())
+        pause, told = 0.0005, b""
+        while True:
+            if rank == 0:
+                tokens = {str(r): self._text(f"here-{r}") for r in range(size)}
+                answer = json.dumps({"job": job, "tokens": tokens}).encode()
+                if answer != told:
+                    self.set("answer", answer)
+                    told = answer
+                missing = [r for r in range(1, size) if self._text(f"seen-{r}") != job]
+            else:
+                found = json.loads(self._text("answer") or "{}")
+                missing = [] if found and found["tokens"].get(str(rank)) == mine else [0]
+                if not missing:
+                    job = found["job"]
+                    self.set(f"seen-{rank}", job.encode())
+            if not missing:
+                return DirectoryStore(os.path.join(self.path, f"job-{job}"))
+            if time.monotonic() >= deadline:
+                raise TimedOutError(
+                    f"phase bootstrap: ranks {missing} did not come to the folder {self.path} within {timeout:g} s. "
+                    "Look at their output, and whether they see the same folder",
+                    phase="bootstrap",
+                    missing=tuple(missing),
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.05)
+
+    def _text(self, key: str) -> str:
+        try:
+            return self.get(key).decode()
+        except FileNotFoundError:
+            return ""
+
 
 class StoreView:
     """One communicator's corner of a store, with deadlines that name who is missing and a key for the first failure."""
@@ -69,9 +114,10 @@ class StoreView:
         self._store.set(self._prefix + key, value)
 
     def fail(self, text: str) -> None:
-        """Lets the other ranks stop waiting."""
-        with contextlib.suppress(Exception):  # the first failure is on its way up already
-            self.put(self.FAILED, text.encode())
+        """Lets the other ranks stop waiting. The first failure stays: those that follow from it say nothing new."""
+        with contextlib.suppress(Exception):  # it is on its way up already
+            if not self._store.check([self._prefix + self.FAILED]):
+                self.put(self.FAILED, text.encode())
 
     def raise_if_failed(self) -> None:
         """Raises what another rank said when it could not join."""
@@ -118,7 +164,7 @@ def open_store(url: str, rank: int, size: int, timeout: float) -> Store:
     """The store that HETCCL_STORE names: file:///folder, or tcp://host:port (torch's TCPStore, which needs torch)."""
     parts = urlparse(url)
     if parts.scheme == "file" and parts.path:
-        return DirectoryStore(parts.path)
+        return DirectoryStore(parts.path).enter(rank, size, timeout)
     if parts.scheme == "tcp" and parts.hostname and parts.port:
         try:
             from importlib import import_module

@@ -17,8 +17,17 @@ static pthread_mutex_t process = PTHREAD_MUTEX_INITIALIZER;   /* a call of such 
 /* Behind the collective that was enqueued last on a device, whatever communicator it belongs to. Kept for the process's life. */
 static struct { const hetccl_device_ops *dev; void *ctx, *event; } last_call[DEVICES];
 
+#define LATE_NS 10000000000ull      /* after the deadline */
+
+/* All ranks have said that they make this call, so a library that cannot abort must get it from all who live: an abort, or a
+ * deadline that is only just over, comes after the call. */
 static int overdue(hx_comm *c, const hx_work *w, int *who)
 {
+    if (!c->streaming) {
+        if (hx_board_lost(c->board, who))
+            return HETCCL_PEER_LOST;
+        return hetccl_now_ns() >= w->deadline_ns + LATE_NS ? HETCCL_TIMED_OUT : HETCCL_OK;
+    }
     int rc = hx_board_gone(c->board, *who, &c->aborted, who);
     return rc != HETCCL_OK ? rc : hetccl_now_ns() >= w->deadline_ns ? HETCCL_TIMED_OUT : HETCCL_OK;
 }

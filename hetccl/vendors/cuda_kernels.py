@@ -133,9 +133,9 @@ def _element(dtype: DType) -> Element:
         }
         steps |= {int(r): f"(({_EXPRESSIONS[r]}))" for r in (RedOp.MAX, RedOp.MIN)}
         return Element(kind, kind, "x", "x", divide, steps)
-    *parts_, wrap = parts
+    kind, wide, read, write, divide, wrap = parts
     texts = _BOOLS if dtype == DType.BOOL else {r: t for r, t in _EXPRESSIONS.items() if r not in _BITS}
-    return Element(*parts_, {int(r): f"{wrap}({t})" for r, t in texts.items()})
+    return Element(kind, wide, read, write, divide, {int(r): f"{wrap}({t})" for r, t in texts.items()})
 
 
 def kernel_source() -> str:

@@ -57,7 +57,9 @@ class _Rewriter:
     blocks: dict[Buffer, int] = field(default_factory=dict)
     names: dict[str, int] = field(default_factory=dict)  # scratch blocks that serve all combinations
     todo: list[_Combination] = field(default_factory=list)
-    width: int = 0  # of a block, in the v forms
+    width: int = 0  # elements of a block, in the v forms
+    wide: int = 1  # segments of a block, in the others: a piece may be several ranks' blocks
+    cleared: int = -1  # the last step that read the host's neutral elements
     # of the combination that is being written
     piece: Slice = NO_SLICE
     owner: int = 0
@@ -69,7 +71,11 @@ class _Rewriter:
         todo = [c for owner, p in enumerate(self.plans) for c in _combinations(owner, p)]
         if not todo:
             return mine
-        self.width = max(self.shared.counts, default=0)
+        pieces = [c.flow.src for c in todo]
+        if self.shared.counts:
+            self.width = max(1, *self.shared.counts, *(p.b - p.a for p in pieces))
+        else:
+            self.wide = max(1, *(-(-p.b // mine.units) for p in pieces), *(p.bt for p in pieces))
         self.blocks = {DEVICE: mine.device_blocks, HOST: mine.host_blocks}
         self.todo = sorted(todo, key=lambda c: (c.at, c.owner))
         moved: dict[int, int] = {}  # old index of a step -> the new one
@@ -213,8 +219,8 @@ class _Rewriter:
             self._add(Step(StepKind.FILL, Lane.ISLAND, there, there, there))
             return there
         filled = self._scratch(HOST, "neutral")
-        wait = self._add(Step(StepKind.FILL, Lane.BORDER, filled, filled, filled))
-        self._add(Step(StepKind.COPY, Lane.ISLAND, filled, there, there, wait=wait))
+        wait = self._add(Step(StepKind.FILL, Lane.BORDER, filled, filled, filled, wait=self.cleared))
+        self.cleared = self._add(Step(StepKind.COPY, Lane.ISLAND, filled, there, there, wait=wait))
         return there
 
     # ---- memory
@@ -232,10 +238,12 @@ class _Rewriter:
         return in_scratch(self.piece, buffer, self.names[key], self.width)
 
     def _new_block(self, buffer: Buffer) -> int:
-        """Its number; in the v forms blocks are as wide as the longest one and counted as such by `in_scratch`."""
-        wide = max(self.width, 1)
-        block = -(-self.blocks[buffer] // wide)
-        self.blocks[buffer] = (block + 1) * wide
+        """Its number, as `in_scratch` counts them."""
+        if not self.width:
+            block, self.blocks[buffer] = self.blocks[buffer], self.blocks[buffer] + self.wide
+            return block
+        block = -(-self.blocks[buffer] // self.width)
+        self.blocks[buffer] = (block + 1) * self.width
         return block
 
     def _landing(self, flow: Flow, k: int, banks: list[tuple[int, list[Slice]]]) -> Slice:

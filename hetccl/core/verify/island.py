@@ -12,6 +12,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hetccl.core.groups import groups_of
 from hetccl.core.plan import Buffer, Plan, Step, StepKind
 from hetccl.core.topology import Island, Topology
 from hetccl.core.verify.layout import Place
@@ -52,11 +53,12 @@ class Rendezvous:
         if n == 0:
             return
         island = self._topology.island_of(rank.plan.rank)
+        members = members_of(self._topology, island, step)
         number = self._calls.get(rank.plan.rank, 0)
         self._calls[rank.plan.rank] = number + 1
         key = (island.index, number)
         met = self._open.setdefault(key, {})
-        met[rank.plan.rank] = _arrival(rank, me, step, segment, n, island.size)
+        met[rank.plan.rank] = _arrival(rank, me, step, segment, n, members)
         if len(met) < island.size:
             while key in self._open:
                 yield (("call", *key),)
@@ -75,14 +77,19 @@ class Rendezvous:
                     f"calls {theirs}"
                 )
         kind, n, root, to = first.step.kind, first.n, first.step.root, first.step.to
-        if kind in ROOTED and not 0 <= root < len(met):
-            raise Fault(f"names island rank {root} as root of an island of {len(met)}")
-        if kind == StepKind.TRANSFER and not (0 <= to < len(met) and to != root):
-            raise Fault(f"transfers from island rank {root} to island rank {to} of {len(met)}")
+        members = members_of(self._topology, self._topology.islands[key[0]], first.step)
+        if kind in ROOTED and root not in members:
+            raise Fault(f"names island rank {root} as root of island ranks {members}")
+        if kind == StepKind.TRANSFER and (to not in members or to == root):
+            raise Fault(f"transfers from island rank {root} to island rank {to} of {members}")
+        if len(members) < len(met):  # the others only pass by
+            met, root = [met[m] for m in members], members.index(root) if kind in ROOTED else 0
+            to = members.index(to) if kind == StepKind.TRANSFER else 0
         together, sent = 0, met[root].proc.clock if kind in ROOTED else 0
         if kind not in (StepKind.BROADCAST, StepKind.TRANSFER):
             for a in met:
-                together = machine.join(together, a.proc.clock)
+                if kind != StepKind.REDUCE or a.src is not None:  # not those outside the group
+                    together = machine.join(together, a.proc.clock)
         contents: list[Content] = []
         accesses: list[Access] = []
         for i, a in enumerate(met):
@@ -129,9 +136,12 @@ class Rendezvous:
         # an all_reduce need not give all ranks the same bits; the ranks of the only island are taken as they come
         call = (*key, i) if kind == StepKind.ALL_REDUCE and len(self._topology.islands) > 1 else key
         result = []
-        for length, parts in merge(sources):
+        for length, parts in merge([content for content in sources if content]):
             node, index = machine.values.by_vendor(redop, call, parts)
             result.append((length, node, index))
+            if any(self._topology.place(leaf.rank)[0] != key[0] for leaf in machine.values.leaves(node)):
+                rank = self._topology.islands[key[0]].ranks[i]  # it combines what came over the border
+                machine.values.made.setdefault(machine.values.root_of(node), []).append((index, length, rank))
         return result
 
     def _store_around(
@@ -144,15 +154,26 @@ class Rendezvous:
             _blame(a, lambda p=place, c=part: machine.store(a.rank, p, c, access))
 
 
-def _arrival(rank: Rank, me: Proc, step: Step, segment: int, n: int, size: int) -> _Arrival:
+def members_of(topology: Topology, island: Island, step: Step) -> tuple[int, ...]:
+    """The island ranks that take part in a call."""
+    groups = groups_of(island.size, len(topology.islands))
+    if not 0 <= step.group < len(groups):
+        raise Fault(f"calls in group {step.group}; island {island.index} has {len(groups)}")
+    return groups[step.group]
+
+
+def _arrival(rank: Rank, me: Proc, step: Step, segment: int, n: int, members: tuple[int, ...]) -> _Arrival:
     """Where the call reads and writes. In place means what the NCCL-shaped interfaces allow, and nothing else."""
-    at = rank.island_rank
+    at, size = rank.island_rank, len(members)
+    if at not in members:
+        return _Arrival(rank, me, step, n, None, None)
     if step.kind == StepKind.TRANSFER:
         src = rank.layout.place(step.src, segment, n) if at == step.root else None
         return _Arrival(rank, me, step, n, src, rank.layout.place(step.dst, segment, n) if at == step.to else None)
     reads = n * size if step.kind in (StepKind.REDUCE_SCATTER, StepKind.ALL_TO_ALL) else n
     writes = n * size if step.kind in (StepKind.ALL_GATHER, StepKind.ALL_TO_ALL) else n
     src, dst = rank.layout.place(step.src, segment, reads), rank.layout.place(step.dst, segment, writes)
+    at = members.index(at)
     fits = src.lo == dst.lo
     if step.kind == StepKind.REDUCE_SCATTER:
         fits = dst.lo == src.lo + at * n
@@ -171,6 +192,8 @@ def check_able(island: Island, plan: Plan, step: Step) -> str:
         return "hands host memory to the vendor's library of a device"
     if island.size == 1:
         return "calls the vendor's library in an island of one rank"
+    if step.group and not island.splits:
+        return f"vendor {island.vendor} can make no communicator of a part of the island"
     if step.kind not in REDUCING:
         if step.kind == StepKind.ALL_TO_ALL and not island.swaps:
             return f"vendor {island.vendor} has no all_to_all"
@@ -180,6 +203,8 @@ def check_able(island: Island, plan: Plan, step: Step) -> str:
         return "" if able else f"vendor {island.vendor} cannot move {plan.dtype.label}"
     if step.as_bytes:
         return "reduces elements as if they were bytes"
+    if step.group and not island.splits:
+        return f"vendor {island.vendor} makes no communicator of a part of the island"
     redop = vendor_operator(plan)
     able = island.reduces(plan.dtype, redop)
     return "" if able else f"vendor {island.vendor} cannot reduce {plan.dtype.label} with {redop.label}"
@@ -205,7 +230,9 @@ def _signature(a: _Arrival) -> str:
         f"{step.kind.name.lower()}{redop} of {a.n} elements"
         + (" as bytes" if step.as_bytes else "")
         + (f" with root {step.root}" if step.kind in ROOTED else "")
+        + (f" on group {step.group}" if step.group else "")
         + (f" to {step.to}" if step.kind == StepKind.TRANSFER else "")
+        + (f" in group {step.group}" if step.group else "")
     )
 
 

@@ -81,9 +81,7 @@ class Flows:
 
     def blocked(self, step: Step, number: int) -> bool:
         uses = self.plan.flows[number].uses
-        return any(
-            not self.flows[e].done and self.plan.flows[e].uses & uses for e in range(step.first_flow, number)
-        )
+        return any(not self.flows[e].done and self.plan.flows[e].uses & uses for e in range(step.first_flow, number))
 
     def move(self, flow: Flow, s: FlowState) -> bool:
         before = (s.pos, *s.sent)

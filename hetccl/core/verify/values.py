@@ -58,6 +58,10 @@ class Values:
     def divided(self, divisor: float, value: tuple[int, int]) -> tuple[int, int]:
         return value if divisor == 1.0 else (self._node(("/", divisor, value[0])), value[1])
 
+    def neutral(self, redop: RedOp) -> int:
+        """What leaves the other side of an operator as it is."""
+        return self._node(("neutral", redop))
+
     def scaled(self, rank: int, value: tuple[int, int]) -> tuple[int, int]:
         """Multiplied by a rank's own factor (premul_sum)."""
         return self._node(("*", rank, value[0])), value[1]
@@ -67,6 +71,8 @@ class Values:
         term = self._terms[node]
         if term[0] == "in":
             return set()
+        if term[0] == "neutral":
+            return {term[1]}
         if term[0] in ("/", "*"):
             return self.operators(term[2])
         return {term[1]}.union(*(self.operators(child) for child, _ in term[3]))
@@ -99,6 +105,8 @@ class Values:
         term = self._terms[node]
         if term[0] == "in":
             return f"in{term[1]}[{index}]"
+        if term[0] == "neutral":
+            return f"neutral of {term[1].label}"
         if term[0] == "/":
             return f"{self.text(term[2], index)}/{term[1]:g}"
         if term[0] == "*":
@@ -109,8 +117,10 @@ class Values:
     def _operator(
         self, kind: str, redop: RedOp, call: tuple[int, ...], parts: Sequence[tuple[int, int]]
     ) -> tuple[int, int]:
-        index = parts[0][1]
-        return self._node((kind, redop, call, tuple((node, at - index) for node, at in parts))), index
+        neutral = {node for node, _ in parts if node >= 0 and self._terms[node][0] == "neutral"}
+        index = next((at for node, at in parts if node not in neutral), 0)
+        children = tuple((node, 0 if node in neutral else at - index) for node, at in parts)
+        return self._node((kind, redop, call, children)), index
 
     def _node(self, term: tuple[Any, ...]) -> int:
         found = self._ids.get(term)
@@ -122,6 +132,8 @@ class Values:
     def _expand(self, term: tuple[Any, ...]) -> Iterator[Leaf]:
         if term[0] == "in":
             yield Leaf(term[1], 0, 1.0, 1.0, False)
+        elif term[0] == "neutral":
+            return
         elif term[0] == "*":
             combined = bool(self.operators(term[2]))
             for leaf in self.leaves(term[2]):

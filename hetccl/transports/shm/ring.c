@@ -142,8 +142,10 @@ static int shm_commit(void *ctx, void *handle, hetccl_message *m)
     if (UNLIKELY(m->nbytes > (size & ~SIZE_IN_LINE)))
         return hetccl_shm_fail(ep->shm, HETCCL_INVALID, "commit of %zu bytes; %u were reserved", m->nbytes,
                                size & ~SIZE_IN_LINE);
-    if (UNLIKELY(atomic_load_explicit(ep->theirs, memory_order_acquire) & CLOSED))
+    if (UNLIKELY(atomic_load_explicit(ep->theirs, memory_order_acquire) & CLOSED)) {
+        out->reserved = out->committed;        /* who tries again shall hear the same */
         return lost(ep);                       /* not asked afterwards: the peer may read this message, its last, and close */
+    }
     publish(ep, out, m, size & SIZE_IN_LINE ? IN_LINE : 0);
     wake_peer(ep);
     return HETCCL_OK;

@@ -30,7 +30,6 @@ class NcclDriver(VendorDriver):
     name: ClassVar[str] = "nccl"
     preference: ClassVar[int] = 20
     automatic: ClassVar[bool] = True
-    simulated_only: ClassVar[bool] = True
     torch_device_types: ClassVar[tuple[str, ...]] = ("cuda",)
     options: ClassVar[tuple[Option, ...]] = (LIBRARY,)
 
