@@ -127,7 +127,7 @@ class Communicator(Collectives, Reports):
         self._core.set_shared(joined.topology.chunk_bytes, control.address, control.owner)
         self._core.start()
         self._watch = Watch(
-            self._core, self.size, joined.control.state, bool(joined.ccl.caps & 2),
+            self._core, self.size, joined.control.state, joined.control.aborted_by, bool(joined.ccl.caps & 2),
             lambda: str(failures(self._core.failed, "", self._core.failed_ranks())),
         )  # fmt: skip
         reactor().every_tick(self._watch.tick)
