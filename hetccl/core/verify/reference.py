@@ -251,8 +251,6 @@ class _Rank(Flows):
 
     def at_once(self, step: Step) -> bool:
         """Done by the host when its turn comes, not by the device's stream."""
-        if step.kind == StepKind.FILL:
-            return True
         if step.kind == StepKind.SCALE:
             return self.plan.scale_divisor == 0.0 or step.dst.buffer == Buffer.HOST_SCRATCH
         return step.kind in (StepKind.COMBINE, StepKind.FLOWS, StepKind.FILL)
