@@ -230,8 +230,8 @@ def direct_cpu(run: Run) -> None:
     """One GPU beside one CPU rank, which copies and sums with so many threads."""
     for threads in ("1", "2", "4"):
         env = {"HETCCL_CPU_THREADS": threads, "DIRECT_CPU_RANK": "1", "HETCCL_DEVICE": "0"}
-        words = ("all_reduce", "float32", env)
-        found = report(run, f"direct_cpu_{threads}", ranks(run, "times", "nccl:1,host:1", 60, *words))
+        make = ranks(run, "times", "nccl:1,host:1", 60, "all_reduce", "float32", env)
+        found = report(run, f"direct_cpu_{threads}", make)
         for nbytes, us in (found[0]["us"] if found else {}).items():
             print(f"GPU and CPU, {threads} threads {nbytes:>11} B {us:10.1f} us {int(nbytes) / us / 1e3:7.2f} GB/s")
 

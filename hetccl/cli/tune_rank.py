@@ -212,8 +212,9 @@ class Tuner:
         for row in everyone.reshape(self.world.size, longest):
             for key, path in sorted(json.loads(row.tobytes().rstrip(b"\0")).items()):
                 a, b = map(int, key.split(","))
+                name = path.partition(",")[0]  # "shm, direct": the same link, from device memory
                 if path != "not connected":
-                    pairs[path] = min(pairs.get(path, (a, b)), (a, b))
+                    pairs[name] = min(pairs.get(name, (a, b)), (a, b))
         return dict(sorted(pairs.items()))
 
     def _path(self, name: str, pair: tuple[int, int], vendors: dict[str, IslandCost]) -> list[float]:

@@ -378,7 +378,8 @@ VARIABLES: tuple[Variable, ...] = (
         "a number of events, 0: none",
         "",
         "For debugging: the executor writes down what it does, and after each blocking operation that is replayed "
-        "through the checker. 64 bytes an event and communicator. Unset: 65536 under HETCCL_VERIFY=always, else none.",
+        "through the checker. 64 bytes an event and communicator. Unset: 65536 under HETCCL_VERIFY=always, else none. "
+        "A number given here also stages data of devices (HETCCL_DEVICE_PATH=staged), whose direct path is not traced.",
         _device,
     ),
     Variable(

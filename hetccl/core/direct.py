@@ -26,9 +26,11 @@ HOW = {"auto": 0, "resident": 1, "kernel": 2, "host": 3}  # HX_HOW_* of direct.h
 
 
 def agree(core: Core, joined: Joined, wanted: str, threads: int) -> bool:
-    """True if every rank has opened its half. `wanted` is HETCCL_DEVICE_PATH; a forced HETCCL_COMBINE is about the
-    staged path. `threads` is HETCCL_CPU_THREADS. Blocks until all have answered, at most until the deadline for
-    joining; raises as joining does."""
+    """True if every rank has opened its half. Blocks until all have answered, at most until the deadline for joining;
+    raises as joining does.
+
+    `wanted` is HETCCL_DEVICE_PATH, `threads` HETCCL_CPU_THREADS. A forced HETCCL_COMBINE is about the staged path.
+    """
     topology, control = joined.topology, joined.control
     devices = any(not i.host_memory for i in topology.islands)
     if len(topology.islands) == 1 or not devices or len(set(topology.host_ids)) > 1 or joined.combine != "auto":

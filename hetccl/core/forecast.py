@@ -37,7 +37,7 @@ class Forecast:
     border_exact: bool = True
 
 
-def forecast(planner: Planner, shared: Shared, nbytes: int, spans: bool = False, most_segments: int = 4) -> Forecast:
+def forecast(planner: Planner, shared: Shared, nbytes: int, spans: bool = False, most_segments: int = 8) -> Forecast:
     """Raises as `Planner.plan` does. `nbytes` as `count` in `Communicator.run`."""
     topology, costs = planner.topology, planner.selector.costs
     choice = planner.selector.at(shared.op, nbytes)

@@ -96,6 +96,8 @@ class Selector:
         if forced:
             return (forced,)
         topology, shared = self.costs.topology, Shared(op, DType.FLOAT32, RedOp.SUM)
+        if len(topology.islands) == 1:  # nothing to choose: the planner takes the island's own call
+            return tuple(self._algorithms[op])[:1]
         able = []
         for name, make in self._algorithms[op].items():
             with contextlib.suppress(UnsupportedError):

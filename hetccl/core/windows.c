@@ -97,7 +97,7 @@ int hx_direct_open(hx_comm *c, const hx_direct_options *options, char *text, siz
         return rc;
     int how = d->how = options->how;
     d->team = c->host_memory ? hx_team_new(options->threads) : NULL;
-    d->most = options->hosts ? HX_LEAST_CHUNK : HX_SLOT_BYTES;   /* what a core reads twice stays in its own cache */
+    d->most = options->hosts ? 2 * HX_LEAST_CHUNK : HX_SLOT_BYTES;   /* what a core reads twice stays in its cache */
     d->kernels = !c->host_memory && (c->dev->caps & HETCCL_DEVICE_KERNELS) && how != HX_HOW_HOST;
     d->may_spin = d->kernels && options->may_spin && (c->dev->caps & HETCCL_DEVICE_SPINS) && how <= HX_HOW_RESIDENT;
     if (!c->host_memory && (rc = open_device(c)) != HETCCL_OK)

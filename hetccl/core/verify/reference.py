@@ -32,7 +32,6 @@ FOLD: dict[RedOp, Callable[[float, float], float]] = {
     RedOp.MAX: lambda a, b: a if a != a or a > b else b,
     RedOp.MIN: lambda a, b: a if a != a or a < b else b,
 }
-NEUTRAL = {RedOp.PROD: 1.0, RedOp.MAX: float("-inf"), RedOp.MIN: float("inf")}  # of sum: nothing
 
 
 @dataclass
@@ -342,10 +341,7 @@ class _Rank(Flows):
         size = len(calls)
         reads = n * size if kind in (StepKind.REDUCE_SCATTER, StepKind.ALL_TO_ALL) else n
         one = kind in (StepKind.BROADCAST, StepKind.TRANSFER)
-        members = groups_of(size, self.islands)[first.step.group]
-        data = [
-            self.load(*c.src, reads) if i in members and (not one or i == root) else [] for i, c in enumerate(calls)
-        ]
+        data = [self.load(*c.src, reads) if not one or i == root else [] for i, c in enumerate(calls)]
         average = self.plan.redop == RedOp.AVG and self.plan.divisor == 0.0
         for i, c in enumerate(calls):
             if kind == StepKind.BROADCAST:
@@ -357,9 +353,8 @@ class _Rank(Flows):
             elif kind == StepKind.ALL_GATHER:
                 c.result = [x for part in data for x in part]
             elif kind == StepKind.REDUCE and i != root:
-                c.result = [NAN] * n if i in members else []
+                c.result = [NAN] * n
             else:
-                data = [d for j, d in enumerate(data) if j in members]
                 parts = [d[i * n : (i + 1) * n] if kind == StepKind.REDUCE_SCATTER else d for d in data]
                 self.world.draw.shuffle(parts)
                 c.result = self.fold(parts, float(size) if average else 1.0)
