@@ -31,6 +31,6 @@ def _walk(folder: Path) -> list[Path]:
             hidden = path.name.startswith(".") and path.name not in (".ci", ".github")
             if not hidden and path.name not in SKIPPED and not path.name.endswith(".egg-info"):
                 found += _walk(path)
-        elif path.suffix not in (".so", ".o", ".pyc", ".png", ".log"):
+        elif path.suffix not in (".so", ".o", ".pyc", ".png", ".gz", ".log"):
             found.append(path)
     return found
