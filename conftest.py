@@ -3,7 +3,7 @@
 
 Skips. A test that needs something missing calls `require(...)`: it is skipped, with the line that provides what is
 missing. Under HETCCL_TEST_STRICT=1 (as in CI) a skip is a failure, so that nothing drops out of the run unseen. Only
-hardware that no installation brings may be absent then: tests marked `gpu` or `rdma`.
+hardware that no installation brings may be absent then, and large files of vendors: marks `gpu`, `rdma`, `abi`.
 
 Leftovers. A run that leaves a process or a file in /dev/shm behind has failed, whatever its tests say.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-HARDWARE = ("gpu", "rdma")
+HARDWARE = ("gpu", "rdma", "abi")
 SHM = Path("/dev/shm")
 # Taken out of the environment, so that the programs under test do not see a variable that is none of theirs.
 STRICT = os.environ.pop("HETCCL_TEST_STRICT", "") not in ("", "0")

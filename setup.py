@@ -37,6 +37,10 @@ ENGINE = tuple(
         "island_calls",
         "streamed",
         "flows",
+        "windows",
+        "direct",
+        "direct_combine",
+        "direct_p2p",
         "device_sum",
         "identity",
         "comm",
@@ -47,6 +51,7 @@ ENGINE = tuple(
         "p2p_wire",
         "board",
         "turns",
+        "trace",
     )
 )
 
@@ -82,7 +87,7 @@ EXTENSIONS = [
     extension("hetccl.vendors.host_memory", COMBINE),
     extension("hetccl.vendors.nccl_calls", libraries=("pthread",)),
     extension("hetccl.vendors.nccl_shaped"),
-    extension("hetccl.vendors.cuda_shaped", "hetccl/vendors/cuda_device.c"),
+    extension("hetccl.vendors.cuda_shaped", "hetccl/vendors/cuda_device.c", "hetccl/vendors/cuda_spin.c"),
     extension("hetccl.vendors.host._host", *ISLAND),
     extension("hetccl.vendors.sim._sim", *SIM, *ISLAND, libraries=("pthread",)),
     extension(
@@ -94,6 +99,7 @@ EXTENSIONS = [
     extension("hetccl.core._plans"),
     extension("hetccl.core._board", "hetccl/core/board.c"),
     extension("hetccl.core._shaping", "hetccl/core/shaping.c"),
+    extension("hetccl.core._trace", libraries=("pthread",)),
     extension("hetccl.core._state", "hetccl/core/identity.c", COMBINE),
     extension("hetccl.core._engine", *ENGINE, COMBINE, libraries=("pthread",)),
     extension("hetccl.torch._glue"),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sphinx settings. Two things are made at build time: the page of each plug-in and the reference of all variables."""
+"""Sphinx settings. Made at build time: the page of each plug-in, and the references of all variables and of the keys of
+a topology file."""
 
 from __future__ import annotations
 
@@ -38,9 +39,20 @@ def _generate(_app: Any) -> None:
         if readme.parent.name != "_template":
             shutil.copy(readme, generated / f"{readme.parent.name}.md")
     (generated / "variables.md").write_text(_variables())
+    (generated / "topology-keys.md").write_text(_topology_keys())
 
 
 def _variables() -> str:
     from hetccl.core import config
 
     return f"# Variables\n\nAll are read when a communicator is made.\n\n{config.render(config.variables())}"
+
+
+def _topology_keys() -> str:
+    from hetccl.core.topology_keys import KEYS
+    from hetccl.core.yaml_keys import render_keys
+
+    return (
+        "# Topology file\n\nKeys of the file that `HETCCL_TOPOLOGY` names. A `*` is a name of yours, `[]` an entry of "
+        f"a list. See [](../guide/topology.md) for examples.\n\n{render_keys(KEYS)}"
+    )

@@ -68,12 +68,17 @@ def text(step: int, rank: int, rows: int, device: Any) -> Any:
     return found.to(device)
 
 
-def train(group: Any, device: Any, steps: int, rows: int, data: list[Any], after: Any = None) -> dict[str, Any]:
-    """Trains a new model, the same on every call; step times in seconds (median of the later ones) and all losses."""
+def made(group: Any, device: Any) -> tuple[Any, Any]:
+    """A new model under DDP, the same on every call, and its optimizer."""
     torch.manual_seed(7)
     model = Gpt().to(device).bfloat16()
     ddp = DistributedDataParallel(model, device_ids=[device.index], process_group=group, gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(ddp.parameters(), lr=3e-4, fused=True)
+    return ddp, torch.optim.AdamW(ddp.parameters(), lr=3e-4, fused=True)
+
+
+def train(group: Any, device: Any, steps: int, rows: int, data: list[Any], after: Any = None) -> dict[str, Any]:
+    """Trains a new model; step times in seconds (median of the later ones) and all losses."""
+    ddp, optimizer = made(group, device)
     losses, times = [], []
     for step in range(steps):
         torch.cuda.synchronize(device)
@@ -89,7 +94,7 @@ def train(group: Any, device: Any, steps: int, rows: int, data: list[Any], after
             after(step)
     everyone = torch.stack(losses).float()
     dist.all_reduce(everyone, group=group)
-    parameters = sum(p.numel() for p in model.parameters())
+    parameters = sum(p.numel() for p in ddp.parameters())
     median = statistics.median(times[len(times) // 3 :])
     size = dist.get_world_size(group)
     return {
@@ -115,14 +120,20 @@ def compare(device: Any, join: Callable[[], Any], steps: str = "40", rows: str =
             if turn == 0:
                 found[name] = one
             found[name].setdefault("turns", []).append(one["seconds"])
+            found[name].setdefault("curves", []).append(one["losses"])
             if rank == 0:
                 print(f"{name:>12} turn {turn}: {one['seconds'] * 1e3:8.2f} ms a step, {one['tokens_per_second']:9.0f} "
                       f"tokens/s, loss {one['losses'][0]:.4f} -> {one['losses'][-1]:.4f}", flush=True)  # fmt: skip
     common = min(len(one["losses"]) for one in found.values())
+
+    def distance(one: list[float], other: list[float]) -> float:
+        return max(abs(x - y) for x, y in zip(one[:common], other[:common], strict=True))
+
     apart = {
-        f"{a} and {b}": max(abs(x - y) for x, y in zip(found[a]["losses"][:common], found[b]["losses"], strict=False))
+        f"{a} and {b}": max(distance(x, y) for x in found[a]["curves"] for y in found[b]["curves"])
         for a, b in (("nccl", "gloo"), ("hetccl_one", "nccl"), ("hetccl_two", "nccl"), ("hetccl_two", "gloo"))
     }
+    apart |= {f"{name} and itself": distance(*one["curves"]) for name, one in found.items()}
     return {"found": found, "loss_differs_by": apart, "vendor_calls": comm.stats()["vendor_calls"]}
 
 
@@ -133,18 +144,51 @@ def overlap(device: Any, join: Callable[[], Any], rows: str = "8") -> dict[str, 
     comm = join()
     groups = {"hetccl": dist.group.WORLD, "nccl": dist.new_group(backend="nccl")}
     data = [text(step, comm.rank, int(rows), device) for step in range(4)]
-    found = {}
-    for name, group in groups.items():
-        plan = schedule(wait=4, warmup=2, active=3)
-        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], schedule=plan) as watcher:
-            train(group, device, 9, int(rows), data, after=lambda step, watcher=watcher: watcher.step())
-        kernels = [(e.time_range.start, e.time_range.end, e.name) for e in watcher.events()
-                   if str(e.device_type).endswith("CUDA") and not e.name.startswith("ProfilerStep")]  # fmt: skip
-        found[name] = shares(kernels)
-        if comm.rank == 0:
-            watcher.export_chrome_trace(os.path.join(os.environ["GPU_OUT"], f"trace_{name}.json.gz"))
-            print(name, found[name], flush=True)
-    return {"overlap": found}
+    exposed = alone_and_together(groups, device, data)
+    if comm.rank == 0:
+        print(exposed, flush=True)
+    found: dict[str, list[Any]] = {name: [] for name in groups}
+    for turn in range(2):
+        for name, group in groups.items():
+            plan = schedule(wait=5, warmup=2, active=4)
+            with profile(activities=[ProfilerActivity.CUDA], schedule=plan) as watcher:
+                train(group, device, 11, int(rows), data, after=lambda step, watcher=watcher: watcher.step())
+            kernels = [(e.time_range.start, e.time_range.end, e.name) for e in watcher.events()
+                       if str(e.device_type).endswith("CUDA") and not e.name.startswith("ProfilerStep")]  # fmt: skip
+            found[name].append(shares(kernels))
+            if comm.rank == 0 and turn == 0:
+                watcher.export_chrome_trace(os.path.join(os.environ["GPU_OUT"], f"trace_{name}.json.gz"))
+    return {"exposed": exposed, "overlap": found}
+
+
+def alone_and_together(groups: dict[str, Any], device: Any, data: list[Any]) -> dict[str, Any]:
+    """Of a forward and backward pass, in turn for each group: ms with and without its all_reduces (median of 30), and
+    ms of all_reduces of as many bytes alone. What the first two differ by is the part that is not hidden."""
+    models = {name: made(group, device)[0] for name, group in groups.items()}
+    times: dict[str, dict[str, list[float]]] = {name: {"with": [], "without": [], "alone": []} for name in groups}
+    sizes = [13_000_000] * 4 + [33_000_000, 39_000_000]  # of the buckets, about: 25 MB each, the embedding last
+    buffers = [torch.zeros(n, dtype=torch.bfloat16, device=device) for n in sizes]
+    for turn in range(36):
+        for name, ddp in models.items():
+            for kind in ("with", "without", "alone"):
+                dist.barrier(group=groups["nccl"])
+                torch.cuda.synchronize(device)
+                start = time.perf_counter()
+                if kind == "alone":
+                    works = [dist.all_reduce(b, group=groups[name], async_op=True) for b in buffers]
+                    for work in works:
+                        work.wait()
+                elif kind == "with":
+                    ddp(data[turn % len(data)]).backward()
+                else:
+                    with ddp.no_sync():
+                        ddp(data[turn % len(data)]).backward()
+                torch.cuda.synchronize(device)
+                if turn > 5:
+                    times[name][kind].append((time.perf_counter() - start) * 1e3)
+                for parameter in ddp.parameters():
+                    parameter.grad = None
+    return {name: {kind: statistics.median(ms) for kind, ms in kinds.items()} for name, kinds in times.items()}
 
 
 def shares(kernels: list[tuple[float, float, str]]) -> dict[str, float]:

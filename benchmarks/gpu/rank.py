@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import direct
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -312,6 +313,9 @@ BODIES: dict[str, Callable[..., dict[str, Any]]] = {
     "torch_ops": torch_ops,
     "streams": streams,
     "synchronised": synchronised,
+    "bits": direct.bits,
+    "times": direct.times,
+    "beside": direct.beside,
     "interleaved": lambda *ops: island.interleaved(DEVICE, join, *ops),
     "host_cost": lambda: island.host_cost(DEVICE, join),
     "gpt": lambda *words: gpt.compare(DEVICE, join, *words),

@@ -208,6 +208,33 @@ def two_islands(run: Run) -> None:
         print(f"{nbytes:>11}  " + "   ".join(cells), flush=True)
 
 
+def direct(run: Run) -> None:
+    """The direct path between two GPUs: bits first, then times of a call in C, alone and beside a matrix product."""
+    spec = TWO_ISLANDS
+    report(run, "direct_bits", ranks(run, "bits", spec, 100))
+    for op, kind in (("all_reduce", "float32"), ("all_reduce", "bfloat16"), ("all_gather", "float32"),
+                     ("reduce_scatter", "float32"), ("broadcast", "float32"), ("send", "float32")):  # fmt: skip
+        found = report(run, f"direct_{op}_{kind}", ranks(run, "times", spec, 60, op, kind))
+        for nbytes, us in (found[0]["us"] if found else {}).items():
+            low, high = found[0]["p5_p95"][nbytes]
+            rate = int(nbytes) / us / 1e3
+            print(f"{op:>15} {kind} {nbytes:>11} B {us:10.1f} us {rate:7.2f} GB/s  p5 {low:.1f} p95 {high:.1f}")
+        if op == "all_reduce" and kind == "float32":
+            found = report(run, "direct_beside", ranks(run, "beside", spec, 60))
+            print(json.dumps(found[0] if found else None))
+    for body in ("matrix", "streams"):
+        report(run, f"direct_{body}", ranks(run, body, spec, 100))
+
+
+def direct_ways(run: Run) -> None:
+    """The ways to combine, each forced: bits, and times of all_reduce."""
+    for way in ("kernel", "host", "staged"):
+        env = {"HETCCL_DEVICE_PATH": way}
+        found = report(run, f"direct_{way}", ranks(run, "times", TWO_ISLANDS, 60, "all_reduce", "float32", env))
+        for nbytes, us in (found[0]["us"] if found else {}).items():
+            print(f"{way:>8} {nbytes:>11} B {us:10.1f} us {int(nbytes) / us / 1e3:7.2f} GB/s")
+
+
 def one_island(run: Run) -> None:
     """hetccl and torch's NCCL on one island of two, taking turns, 50 calls between two events: us a call."""
     if not two(run):
@@ -259,9 +286,8 @@ def gpu_tests(run: Run) -> None:
 
 
 def variables(run: Run) -> None:
-    """pytest -m gpu with one hardware queue, and with kernels that are loaded at their first launch."""
-    for name, value in (("CUDA_DEVICE_MAX_CONNECTIONS", "1"), ("CUDA_MODULE_LOADING", "LAZY")):
-        hardware(run, {name: value})
+    """pytest -m gpu with one hardware queue and with kernels that are loaded at their first launch."""
+    hardware(run, {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_MODULE_LOADING": "LAZY"})
 
 
 def hardware(run: Run, more: dict[str, str]) -> None:
@@ -286,6 +312,7 @@ STAGES: dict[str, Callable[[Run], None]] = {
     "inspect": inspect, "build": build, "correctness": correctness, "conformance": conformance,
     "two_islands": two_islands, "one_island": one_island, "streams": streams,
     "mixed": mixed, "gpt": gpt, "overlap": overlap, "gpu_tests": gpu_tests, "variables": variables,
+    "direct": direct, "direct_ways": direct_ways,
 }  # fmt: skip
 SIZES = (4, 4096, 65536, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import hetccl
+from hetccl.cli import doctor_topology
 from hetccl.core import registry
 from hetccl.core.config import Config, render, variables
 from hetccl.errors import HetcclError
@@ -58,6 +59,7 @@ def add_parser(commands: Any) -> None:
         choices=["markdown", "rst", "json"],
         help="only list every environment variable, as markdown (default), rst or json",
     )
+    p.add_argument("--keys", action="store_true", help="only list the keys of a topology file, as markdown")
     p.set_defaults(run=run)
 
 
@@ -70,6 +72,12 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps(rows, indent=1))
         else:
             print(render(table, args.variables), end="")
+        return 0
+    if args.keys:
+        from hetccl.core.topology_keys import KEYS
+        from hetccl.core.yaml_keys import render_keys
+
+        print(render_keys(KEYS), end="")
         return 0
     found = checks()
     lacking = {name: why for name in args.require if (why := _lacks(name))}
@@ -98,6 +106,7 @@ def checks() -> list[Check]:
         ("limits", _limits),
         ("torch", _torch),
         ("settings", _settings),
+        ("topology", lambda: [Check("topology", *row) for row in doctor_topology.rows()]),
         ("security", _security),
     )
     found: list[Check] = []

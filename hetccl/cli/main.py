@@ -13,7 +13,7 @@ from hetccl.errors import HetcclError
 
 __all__ = ["main"]
 
-COMMANDS = ("doctor", "bench", "fetch")
+COMMANDS = ("doctor", "bench", "plan", "fetch")
 DESCRIPTION = """\
 Collectives over ranks on accelerators of different vendors.
 

@@ -27,6 +27,21 @@ def state(uintptr_t address, int rank):
     return (<hx_board *>address).entry[rank].state
 
 
+def set_direct(uintptr_t address, int rank, int answer):
+    (<hx_board *>address).entry[rank].direct = answer
+
+
+def direct(uintptr_t address, int rank):
+    return (<hx_board *>address).entry[rank].direct
+
+
+def calls(uintptr_t address):
+    """What each rank of this host called last: (rank, op, dtype, redop, root, count, sequence)."""
+    cdef hx_board *b = <hx_board *>address
+    return [(r, b.entry[r].now.op, b.entry[r].now.dtype, b.entry[r].now.redop, b.entry[r].now.root, b.entry[r].now.count,
+             b.entry[r].now.sequence) for r in range(b.size)]
+
+
 def aborted_by(uintptr_t address):
     """Rank that aborted, or -1."""
     return <int>(<hx_board *>address).aborted_by - 1

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Cython's view of plan.h, executor.h and board.h: what _engine.pyx uses.
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from hetccl.spi cimport hetccl_ccl_ops, hetccl_device_ops, hetccl_transport_ops
 
@@ -67,6 +67,7 @@ cdef extern from "plan.h" nogil:
         int32_t device_sums
         int32_t reads_out
         int32_t crosses
+        int32_t number
         uint32_t digest
 
 
@@ -86,6 +87,7 @@ cdef extern from "board.h" nogil:
         hx_call now
         uint64_t heartbeat_ns
         int32_t pid
+        uint32_t direct
     ctypedef struct hx_board:
         uint32_t generation
         uint32_t aborted_by
@@ -94,6 +96,27 @@ cdef extern from "board.h" nogil:
     size_t hx_board_bytes(int size)
     void hx_board_mark(hx_board *b, int rank, uint32_t state)
     void hx_board_abort(hx_board *b, int rank)
+
+
+cdef extern from "trace.h" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    ctypedef struct hx_event:
+        uint32_t sequence
+        int32_t what
+        int32_t index
+        int32_t peer
+        int64_t segment
+        int64_t a
+        int64_t b
+        int64_t n
+        int64_t m
+    ctypedef struct hx_trace:
+        pthread_mutex_t lock
+        uint64_t capacity
+        uint64_t used
+        uint64_t lost
+        hx_event *events
 
 
 cdef extern from "executor.h" nogil:
@@ -126,6 +149,7 @@ cdef extern from "executor.h" nogil:
         size_t nbytes
         char *p2p_ptr
         char *p2p_staging
+        int32_t p2p_device
         void *events[16]
         int32_t n_events
         uint32_t finished
@@ -136,6 +160,7 @@ cdef extern from "executor.h" nogil:
         void *caller
         int32_t has_caller
         int32_t streamed
+        void *stream
         void *edge[2]
         char text[512]
     ctypedef struct hx_comm:
@@ -143,6 +168,7 @@ cdef extern from "executor.h" nogil:
         int32_t size
         int32_t pauses
         int32_t check
+        hx_trace *trace
         const hetccl_device_ops *dev
         void *dev_ctx
         const hetccl_ccl_ops *ccl
@@ -199,6 +225,14 @@ cdef extern from "executor.h" nogil:
     hx_work *hx_completed_pop(uint64_t timeout_ns)
     int hx_p2p_add_link(hx_comm *c, int peer, int outgoing, const hetccl_transport_ops *ops, void *ctx, void *ep)
     int hx_p2p_has_link(hx_comm *c, int peer)
+
+
+cdef extern from "direct.h" nogil:
+    int hx_direct_open(hx_comm *c, int how, int may_spin, char *text, size_t room)
+    void hx_direct_agree(hx_comm *c, const uint8_t *spinning)
+    int hx_direct_spins(const hx_comm *c)
+    uint64_t hx_direct_sent(const hx_comm *c, int peer)
+    void hx_direct_close(hx_comm *c)
 
 
 cdef extern from "wait.h" nogil:

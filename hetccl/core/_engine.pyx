@@ -3,11 +3,12 @@
 
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport int32_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc
 
 from hetccl.core._engine cimport *
 from hetccl.core._plans cimport CompiledPlan, PlanCache
+from hetccl.core._words cimport LONG_AGO, nanoseconds, text
 from hetccl.native.combine cimport hetccl_can_scale, hetccl_dtype_size
 from hetccl.spi cimport *
 from hetccl.tables.ccl cimport CclTable
@@ -20,7 +21,7 @@ from hetccl import errors
 from hetccl.tables.common import raise_for_status
 from hetccl.types import Op, RedOp
 
-cdef uint64_t SLICE_NS = 100000000, LONG_AGO = 1 << 62  # how long a wait may go without looking for signals; for ever
+cdef uint64_t SLICE_NS = 100000000  # how long a wait may go without looking for signals
 cdef int SEND = Op.SEND, RECV = Op.RECV, PREMUL_SUM = RedOp.PREMUL_SUM
 cdef set IN_FLIGHT = set()  # works that the completion thread has not seen: C alone knows them, whatever callers drop
 
@@ -103,6 +104,22 @@ cdef class Core:
 
     def has_p2p_link(self, int peer):
         return bool(hx_p2p_has_link(self.c, peer))
+
+    def open_direct(self, int how, bint may_spin):
+        """Prepares the direct path (direct.h); `how`: HX_HOW_*. "", or why that cannot be. Nothing is sent."""
+        cdef char[512] said
+        cdef int rc = hx_direct_open(self.c, how, may_spin, said, sizeof(said))
+        return "" if rc == HETCCL_OK else text(said) or f"status {rc}"
+
+    def agree_direct(self, bytes spinning):
+        """All ranks can, and all use it from now on; by rank, whether kernels spin there. None: not all can."""
+        if spinning is None:
+            return hx_direct_close(self.c)
+        hx_direct_agree(self.c, <const uint8_t *><const char *>spinning)
+
+    @property
+    def spins(self):  # whether this rank's kernels may wait for others'
+        return bool(hx_direct_spins(self.c))
 
     def start(self):
         """Lets the progress thread serve this communicator."""
@@ -219,8 +236,6 @@ cdef class Core:
         cdef CompiledPlan plan
         cdef Work work = Work.__new__(Work)
         if op == SEND or op == RECV:
-            if hetccl_dtype_size(dtype) == 0:
-                raise errors.UsageError(f"{dtype} is no dtype; hetccl.types says what there is")
             w = self.point_to_point(op == SEND, in_ptr if op == SEND else out_ptr, count * hetccl_dtype_size(dtype), root, tag,
                                     timeout, stream)
             stream = -1
@@ -250,7 +265,7 @@ cdef class Core:
             raise MemoryError
         w.sending, w.peer, w.tag, w.nbytes = sending, peer, tag, nbytes
         w.inp = w.out = <char *>ptr
-        w.p2p_ptr, w.p2p_staging = <char *>ptr, NULL
+        w.p2p_ptr, w.p2p_staging, w.p2p_device = <char *>ptr, NULL, 0
         w.deadline_ns = self.deadline(timeout)
         try:
             if not self.c.host_memory and nbytes and not self.on_host(ptr, nbytes):
@@ -303,14 +318,8 @@ cdef class Core:
         return bool(self.c.lane_abandoned)
 
     @property
-    def address(self):
-        """Of the C half, for `_state`."""
+    def address(self):  # of the C half, for `_state`
         return <uintptr_t>self.c
-
-    @property
-    def aborted_by(self):
-        """Rank that aborted, or -1."""
-        return -1 if self.c.board == NULL else <int>self.c.board.aborted_by - 1
 
     def shut(self, double patience):
         """Ends works in flight. False if a thread is still inside after `patience` seconds. Communicates nothing."""
@@ -378,6 +387,9 @@ cdef class Work:
     @property
     def streamed(self):  # nothing is left but the device's own work, on a stream
         return bool(self.w.streamed)
+    @property
+    def stream(self):  # the one that this work ends on, as it stands now; -1: none, or the communicator is dead
+        return <long long><uintptr_t>self.w.stream if self.w.streamed and not self.core.c.failed else -1
 
     def is_done(self):
         return bool(self.w.finished) and self.finish is None
@@ -413,14 +425,6 @@ cdef class Work:
                 import logging
 
                 logging.getLogger("hetccl").exception("a callback of a completed operation raised")
-
-
-cdef uint64_t nanoseconds(double seconds) noexcept nogil:
-    return <uint64_t>(max(seconds, 0.0) * 1e9) if seconds < 1e9 else LONG_AGO
-
-
-cdef str text(const char *s):
-    return (<bytes>s).decode("utf-8", "replace") if s != NULL else ""
 
 
 def complete_some(double timeout):

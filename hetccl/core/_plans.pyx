@@ -75,6 +75,7 @@ cdef class CompiledPlan:
         self.p.divisor, self.p.scale_divisor = plan.divisor, plan.scale_divisor
         self.p.reads_out, self.p.digest, self.p.device_sums = plan.reads_out, plan.digest, plan.device_sums
         self.p.crosses = plan.plan_class != "island"
+        self.p.number = plan.number
         self.p.n_steps, self.p.n_flows = len(plan.steps), len(plan.flows)
         self.p.steps = <hx_step *>calloc(max(1, self.p.n_steps), sizeof(hx_step))
         self.p.flows = <hx_flow *>calloc(max(1, self.p.n_flows), sizeof(hx_flow))

@@ -4,7 +4,7 @@
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc
 
-from hetccl.core._engine cimport hx_comm, hx_entry, hx_group, hx_identity
+from hetccl.core._engine cimport hx_comm, hx_direct_sent, hx_group, hx_identity
 from hetccl.native.combine cimport hetccl_dtype_size
 
 from hetccl.errors import UnsupportedError
@@ -26,12 +26,9 @@ def counters(uintptr_t address):
     }
 
 
-def board_calls(uintptr_t address):
-    """What each rank of this host called last: (rank, op, dtype, redop, root, count, sequence)."""
-    cdef hx_comm *c = <hx_comm *>address
-    cdef hx_entry *e = c.board.entry if c.board != NULL else NULL
-    return [(r, e[r].now.op, e[r].now.dtype, e[r].now.redop, e[r].now.root, e[r].now.count, e[r].now.sequence)
-            for r in range(c.size if e != NULL else 0)]
+def direct_sent(uintptr_t address, int peer):
+    """Bytes sent to `peer` through the memory that both ranks share with their devices: no transport counts them."""
+    return hx_direct_sent(<hx_comm *>address, peer)
 
 
 def set_groups(uintptr_t address, groups):

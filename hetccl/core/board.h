@@ -28,7 +28,8 @@ typedef struct hx_entry {
     hx_call now;                       /* operation begun last */
     _Atomic uint64_t heartbeat_ns;
     _Atomic uint64_t decided;          /* of the first rank of those that meet: the meeting decided last, and whether they go */
-    int32_t pid, pad;
+    int32_t pid;
+    _Atomic uint32_t direct;           /* whether this rank can take the direct path: see core/direct.py */
 } __attribute__((aligned(128))) hx_entry;
 
 typedef struct hx_board {

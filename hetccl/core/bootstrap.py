@@ -164,6 +164,7 @@ def _join(
         process=(_PROCESS, os.getpid()),
         wire=WIRE_VERSIONS,
         calls=ccl.calls | bool(ccl.caps & MULTI_COMM) << 2 | bool(ccl.caps & NAN_PROPAGATES) << 3,
+        place=vendor.device_place,
         topology=file.digest if file else "",
         tuning=tuning.digest if tuning else "",
     )

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Communicators: the queue of works, driving, sleeping, failing.
  */
-#include "executor.h"
+#include "direct.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,6 +47,7 @@ void hx_comm_free(hx_comm *c)
     }
     hx_sums_free(c);
     if (c->dev) {
+        hx_direct_close(c);
         char *device[] = {c->device_scratch, c->staged_in, c->staged_out};
         for (int i = 0; i < 3; i++)
             if (device[i])
@@ -183,6 +184,7 @@ void hx_fail(hx_comm *c, int status, const char *text)
     if (!atomic_compare_exchange_strong(&c->failed, &none, (uint32_t)status))
         return;
     snprintf(c->fail_text, sizeof c->fail_text, "%s", text);
+    hx_direct_stop(c);
     hx_abort_calls(c);
     /* Ranks of other causes find out by themselves: a loss is on the board, a timeout comes to each with its own text. */
     if (c->board && (status == HETCCL_MISMATCH || status == HETCCL_VENDOR || status == HETCCL_SYSTEM || status == HETCCL_INVALID))
@@ -220,7 +222,7 @@ static int drained(hx_comm *c)
             c->dev->event_record(c->dev_ctx, c->drain_event, c->stream) != HETCCL_OK)
             return 1;                       /* the device itself has failed: it does nothing any more */
     }
-    return c->dev->event_query(c->dev_ctx, c->drain_event) != HETCCL_IN_PROGRESS ||
+    return (c->dev->event_query(c->dev_ctx, c->drain_event) != HETCCL_IN_PROGRESS && hx_direct_drained(c)) ||
            hetccl_now_ns() - c->drain_since > 5000000000u;
 }
 
@@ -317,6 +319,8 @@ int hx_comm_quiesce(hx_comm *c, uint64_t ns)
             quiet = !atomic_load(&c->pending) && (atomic_load(&c->lane_word) != 1 || atomic_load(&c->lane_abandoned));
             pthread_mutex_unlock(&c->driver);
         }
+        if (quiet)
+            hx_direct_close(c);             /* before the transports unmap what is registered */
         if (quiet || hetccl_now_ns() >= until)
             return quiet ? HETCCL_OK : HETCCL_TIMED_OUT;
     }
@@ -403,10 +407,10 @@ static void drive_locked(hx_comm *c, hx_work *w, uint64_t until)
         uint64_t now = hetccl_now_ns();
         if (now >= until)
             return;
-        /* stream devices have no descriptor to sleep on */
-        uint64_t ns = !c->host_memory ? 30000u : until - now;
-        hx_comm_sleep(c, ns);
-        turn = (uint32_t)c->pauses + (c->host_memory ? HETCCL_WAIT_YIELDS / 2 : HETCCL_WAIT_YIELDS);
+        /* stream devices and windows have no descriptor to sleep on */
+        int polls = !c->host_memory || hx_goes_direct(c);
+        hx_comm_sleep(c, polls ? 30000u : until - now);
+        turn = (uint32_t)c->pauses + (!polls ? HETCCL_WAIT_YIELDS / 2 : HETCCL_WAIT_YIELDS);
     }
 }
 

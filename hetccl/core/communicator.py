@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hetccl.core import _state, lifecycle, log, registry
+from hetccl.core import _state, direct, lifecycle, log, registry
 from hetccl.core._engine import Core, Work
-from hetccl.core.arguments import message_tag, redop, same_size
+from hetccl.core.arguments import message_tag, number, redop, same_size
 from hetccl.core.bootstrap import join
 from hetccl.core.buffers import Buffer, check_overlap, take
 from hetccl.core.coalesced import Packing
@@ -24,6 +24,7 @@ from hetccl.core.reactor import reactor
 from hetccl.core.reports import Reports
 from hetccl.core.store import Store
 from hetccl.core.topology_file import TopologyFile
+from hetccl.core.tracing import Tracing
 from hetccl.core.watch import Watch
 from hetccl.core.work import ensure_completion_thread
 from hetccl.errors import HetcclError, UsageError
@@ -95,12 +96,15 @@ class Communicator(Collectives, Reports):
         failures = Failures(
             joined.topology,
             self.rank,
-            lambda: _state.board_calls(self._core.address),
-            lambda: self._core.aborted_by,
+            joined.control.calls,
+            joined.control.aborted_by,
             joined.control.state,
         )
         self._packing = Packing(joined.device)
-        self._core = Core(self.rank, self.size, self._planner, failures, self.timeout)
+        self.tracing = Tracing(self._planner, config)
+        self._core = Core(self.rank, self.size, self.tracing, failures, self.timeout)
+        self.tracing.attach(self._core.address)
+        self._run = self.tracing.after(self._core.run)
         island = joined.topology.island_of(self.rank)
         here = joined.topology.host_ids
         turns = {r: joined.records[r].process for r in island.ranks}
@@ -110,17 +114,20 @@ class Communicator(Collectives, Reports):
             len(joined.control.local_ranks), config.check != "off", joined.order == "island",
         )  # fmt: skip
         _state.set_groups(self._core.address, joined.comms.groups)
-        control = joined.control
-        self._core.set_shared(joined.topology.chunk_bytes, control.address, control.owner)
         for table in joined.tables.values():
             self._core.add_transport(table)
         self._endpoints: dict[int, tuple[str, int]] = {}
         self._connector = Connector(self.rank, joined.transports, joined.tables, self._linked)
         self._connector.start(joined.records)
         self._connector.connect_border(joined.topology.border_pairs(), joined.deadline, joined.check)
+        self._direct = direct.agree(self._core, joined, config.device_path)
+        if self._direct:
+            self._planner.use_direct()
+        control = joined.control
+        self._core.set_shared(joined.topology.chunk_bytes, control.address, control.owner)
         self._core.start()
         self._watch = Watch(
-            self._core, self.size, joined.control.state, bool(joined.ccl.caps & 2),
+            self._core, control, bool(joined.ccl.caps & 2),
             lambda: str(failures(self._core.failed, "", self._core.failed_ranks())),
         )  # fmt: skip
         reactor().every_tick(self._watch.tick)
@@ -211,7 +218,7 @@ class Communicator(Collectives, Reports):
         operation comes after what it holds, and may still be under way on it at the return. -1: none; it has ended.
         `ours`: the caller knows that both are memory of this rank's device, and it is not looked up.
         """
-        self._core.run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, factor, None, stream, ours)
+        self._run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, factor, None, stream, ours)
 
     def post(
         self, op: int, in_ptr: int, out_ptr: int, count: int, dtype: int, redop: int = 0, root: int = 0, tag: int = 0,
@@ -225,6 +232,7 @@ class Communicator(Collectives, Reports):
         """
         if op in (Op.SEND, Op.RECV):
             message_tag(tag)
+            number(DType, dtype, "dtype")
         else:
             self._check_rank(root, "root")
         if op == Op.SEND:
@@ -264,6 +272,7 @@ class Communicator(Collectives, Reports):
         while self._core.pending and not self._core.failed and time.monotonic() < deadline:
             time.sleep(0.0005)
         self._shut(5.0)
+        self.tracing.replay()
 
     def __enter__(self) -> Communicator:
         return self
@@ -284,7 +293,7 @@ class Communicator(Collectives, Reports):
         if inp is not out:
             check_overlap(inp, out, in_place_at)
         if not async_op:
-            self._core.run(op, inp.ptr, out.ptr, count, inp.dtype, redop, root, timeout, factor, shape)
+            self._run(op, inp.ptr, out.ptr, count, inp.dtype, redop, root, timeout, factor, shape)
             if out.finish is not None:
                 out.finish()
             return None

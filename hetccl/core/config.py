@@ -51,11 +51,13 @@ class Config:
     chunk_bytes: int | None = None
     store: str = ""
     verify: str = "first"
+    trace_steps: int | None = None
     combine: str = "auto"
     order: str = "program"
     socket_ifname: str = ""
     border_rate: int = 0
     topology: str = ""
+    device_path: str = "auto"
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -360,8 +362,17 @@ VARIABLES: tuple[Variable, ...] = (
         "HETCCL_VERIFY",
         "first, always or off",
         "first",
-        "When plans are proved correct. Reserved.",
+        "When plans are proved correct, before anything is sent: each class of operation once, up to 64 ranks (first), "
+        "every plan of any size, and the executor's trace after each operation too (always), or never (off).",
         _one_of("first", "always", "off"),
+    ),
+    Variable(
+        "HETCCL_TRACE_STEPS",
+        "a number of events, 0: none",
+        "",
+        "For debugging: the executor writes down what it does, and after each blocking operation that is replayed "
+        "through the checker. 64 bytes an event and communicator. Unset: 65536 under HETCCL_VERIFY=always, else none.",
+        _device,
     ),
     Variable(
         "HETCCL_COMBINE",
@@ -395,5 +406,14 @@ VARIABLES: tuple[Variable, ...] = (
         "Slows down what this rank sends and receives between islands, all communicators together, each way: for "
         "experiments. Unset: as fast as the transports are.",
         parse_rate,
+    ),
+    Variable(
+        "HETCCL_DEVICE_PATH",
+        "auto, resident, kernel, host or staged",
+        "auto",
+        "How data of devices crosses between islands of one host: straight between device and shared pinned memory, "
+        "summed by a resident kernel, by a kernel a chunk, or by the host; or staged through private memory. auto: the "
+        "fastest that works on all ranks. Where one rank says staged, all are.",
+        _one_of("auto", "resident", "kernel", "host", "staged"),
     ),
 )

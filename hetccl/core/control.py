@@ -134,6 +134,14 @@ class Control:
         """0 alive, 1 left, 2 lost."""
         return _board.state(self.address, rank) if self.address else 0
 
+    def aborted_by(self) -> int:
+        """Rank that aborted, or -1."""
+        return _board.aborted_by(self.address) if self.address else -1
+
+    def calls(self) -> list[tuple[int, int, int, int, int, int, int]]:
+        """What each rank of this host called last: (rank, op, dtype, redop, root, count, sequence)."""
+        return _board.calls(self.address) if self.address else []
+
     # ---- joining
 
     def _attach(self, fd: int, nbytes: int) -> None:

@@ -117,8 +117,10 @@ void hx_work_bind(hx_work *w)
     }
     memset(w->done, 0, sizeof *w->done * (size_t)p->n_steps);
     w->event_head = w->event_tail = 0;
-    w->staged_in = 0;
+    w->staged_in = w->touched = 0;
     w->last_recorded = 0;
+    HX_TRACE(w, HX_DID_BEGIN, p->number, -1, w->segments, (int64_t)(w->in - w->out) / (int64_t)es, 0, (int64_t)w->count,
+             (int64_t)(c->chunk_bytes / es));
     if (!c->host_memory && (rc = hx_order_streams(c, w)) != HETCCL_OK)
         stream_error(c, w, rc, "ordering streams");
 }
@@ -166,8 +168,10 @@ static int poll_events(hx_comm *c, hx_work *w)
         return 0;
     for (; w->event_head < reached; w->event_head++, moved = 1) {
         int step = w->event_step[w->event_head % HX_EVENTS];
-        if (step >= 0)
+        if (step >= 0) {
             w->done[step]++;
+            HX_TRACE(w, HX_DID_DONE, step);
+        }
     }
     return moved;
 }
@@ -181,6 +185,7 @@ static int copy(hx_comm *c, hx_work *w, void *dst, const void *src, size_t nbyte
         return HETCCL_OK;
     }
     atomic_fetch_add_explicit(&c->staged_bytes, nbytes, memory_order_relaxed);
+    w->touched = 1;
     int rc = c->dev->copy_async(c->dev_ctx, dst, src, nbytes, w->stream);
     return rc == HETCCL_OK ? rc : stream_error(c, w, rc, "a copy");
 }
@@ -190,6 +195,7 @@ static int local_step(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
 {
     size_t n, ns, es = hetccl_dtype_size(w->plan->dtype);
     char *dst = hx_address(w, &s->dst, segment, &n), *src = hx_address(w, &s->src, segment, &ns);
+    hx_trace_place(w, HX_DID_STEP, (int)(s - w->plan->steps), segment, &s->src, src, &s->dst, dst, n);
     if (n == 0)
         return HETCCL_OK;
     if (s->kind == HX_COPY)
@@ -202,6 +208,7 @@ static int local_step(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
     if (s->kind == HX_SCALE) {
         const void *one = src;
         if (!c->host_memory && s->dst.buffer != HX_HOST_SCRATCH) {
+            w->touched = 1;
             hetccl_reduce_args a = {sizeof a, w->plan->dtype, HETCCL_SUM, 1, dst, &one, n, w->plan->scale_divisor, w->stream};
             int rc = c->dev->scale_async(c->dev_ctx, &a);
             return rc == HETCCL_OK ? rc : stream_error(c, w, rc, "scaling");
@@ -320,6 +327,7 @@ static int lane_step(hx_work *w, int lane, int inline_calls)
             return -1;
     } else {
         w->done[index]++;
+        HX_TRACE(w, HX_DID_DONE, index);
     }
     state->index++;
     return 1;
@@ -361,14 +369,16 @@ int hx_work_progress(hx_work *w, int inline_calls)
         if (!w->last_recorded) {            /* everything is enqueued: copy out, then wait for the end of the stream */
             if (w->user_out && copy(c, w, w->user_out, w->out, (size_t)w->plan->out_blocks * w->count * es) != HETCCL_OK)
                 return 1;
-            if (record(c, w, -1) != HETCCL_OK)
-                return 1;
             w->last_recorded = 1;
-            return 1;
+            if (w->touched) {               /* what went by the direct path has ended already */
+                record(c, w, -1);
+                return 1;
+            }
         }
         if (w->event_head < w->event_tail)
             return moved;
     }
+    HX_TRACE(w, HX_DID_END);
     hx_finish(w, HETCCL_OK);
     return 1;
 }
@@ -379,5 +389,6 @@ int hx_work_enqueue(hx_work *w)
     hx_work_bind(w);
     while ((rc = lane_step(w, HX_LANE_ISLAND, 1)) == 1)
         ;
+    HX_TRACE(w, HX_DID_END, .n = 1);
     return (int)atomic_load_explicit(&w->comm->failed, memory_order_acquire);
 }

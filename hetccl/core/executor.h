@@ -14,6 +14,7 @@
 #include "board.h"
 #include "combine.h"
 #include "plan.h"
+#include "trace.h"
 #include "wait.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -40,6 +41,7 @@ typedef struct hx_peer {
     int answers;                       /* a contribution's own memory can carry the result back */
     int broken;                        /* the link reports its peer as gone */
     uint64_t trouble_ns;               /* when that, or a farewell, was noticed first */
+    struct hx_window *window;          /* of the direct path, or NULL */
 } hx_peer;
 
 #define HX_SUMS 4                   /* chunks that the device combines at once, for border flows */
@@ -62,6 +64,11 @@ typedef struct hx_flow_state {
     size_t sent[HX_FAN];               /* elements sent to each peer */
     int done;
     int sum;                           /* place in hx_comm.sums of the chunk that the device combines, -1: none */
+    /* direct path (direct.h); counts of chunks */
+    size_t chunk;                      /* elements */
+    uint32_t chunks, combine_begun, combined, fetch_begun, fetched;
+    uint32_t out_begun[HX_FAN], out_ended[HX_FAN], in_begun[HX_FAN], in_ended[HX_FAN];
+    int started, combiner, how;
 } hx_flow_state;
 
 typedef struct hx_lane_state {
@@ -90,7 +97,7 @@ typedef struct hx_work {
     int32_t step_cap, flow_cap;
     void *events[HX_EVENTS];           /* created with the work's first use on a stream device */
     int32_t event_step[HX_EVENTS], event_head, event_tail, last_recorded, n_events;
-    int32_t staged_in;
+    int32_t staged_in, touched;        /* touched: something was enqueued on its stream */
     _Atomic uint32_t finished;         /* futex word: 1 when status is final */
     _Atomic uint32_t waiting;          /* somebody sleeps on `finished` */
     int32_t status;
@@ -108,6 +115,7 @@ typedef struct hx_work {
     int32_t sending, peer, tag, p2p_state;
     uint32_t message;                  /* number of the message on its link */
     size_t nbytes, p2p_done;
+    int32_t p2p_device;                /* p2p_ptr is the device's memory: its data goes by the direct path */
     char *p2p_ptr;                     /* host memory that is sent from or received into */
     char *p2p_staging;                 /* pinned, for device memory */
     struct hx_work *p2p_next;
@@ -172,6 +180,8 @@ typedef struct hx_comm {
     _Atomic uint32_t in_call;          /* a BLOCKING vendor call runs on the driving thread, which cannot look at anything */
     _Atomic uint64_t call_deadline_ns;
     struct hx_p2p *p2p;
+    struct hx_direct *direct;          /* the direct path of its flows (direct.h), or NULL */
+    hx_trace *trace;                   /* NULL: nobody wants to know */
     /* counters */
     _Atomic uint64_t n_ops[16], vendor_calls[8], group_calls, border_sent, staged_bytes, device_sums;
     struct hx_comm *engine_next;
@@ -240,6 +250,11 @@ hx_work *hx_streamed_first(hx_comm *c);
 
 /* Next step of a lane, or NULL at its end. */
 const hx_step *hx_lane_next(const hx_work *w, int lane, int64_t *segment, int *index);
+
+/* ---- trace.c */
+/* Writes a step or flow down, with the addresses that it uses. */
+void hx_trace_place(hx_work *w, int what, int index, int64_t segment, const hx_slice *src, const char *from,
+                    const hx_slice *dst, const char *to, size_t n);
 
 /* ---- flows.c */
 void hx_flows_begin(hx_work *w, const hx_step *s, int64_t segment);

@@ -32,12 +32,17 @@ class Explanation:
     border_bytes: int
     border_bound: int
     staged: bool = False
+    borders: list[str] = field(default_factory=list)  # of each island: who is at the border, and why
+    relays: list[str] = field(default_factory=list)  # pairs of islands that others connect
+    through: list[str] = field(default_factory=list)  # of each island: bytes out and in, and the most allowed
     notes: list[str] = field(default_factory=list)
     plan_cache: tuple[int, int] = (0, 0)  # plans that this communicator found ready, and plans that it made
 
     def __str__(self) -> str:
         lines = [f"{self.op} of {self.nbytes} bytes, {self.dtype}" + (f", {self.redop}" if self.redop else "")]
         lines += [f"  island {i}: {text}" for i, text in enumerate(self.islands)]
+        lines += [f"  border of island {i}: {text}" for i, text in enumerate(self.borders)]
+        lines += [f"  relayed: {text}" for text in self.relays]
         lines += [f"  path {a} - {b}: {path}" for (a, b), path in sorted(self.paths.items())]
         lines.append(f"  algorithm: {self.algorithm} ({self.plan_class} class), {self.segments} segment(s)")
         lines.append(f"  combined by: {self.combined_by}" + (", caller's host memory is staged" if self.staged else ""))
@@ -45,6 +50,7 @@ class Explanation:
         lines.append(f"  plan cache: {self.plan_cache[0]} hits, {self.plan_cache[1]} misses so far")
         share = f" ({self.border_bytes / self.border_bound:.2f} of it)" if self.border_bound else ""
         lines.append(f"  border bytes: {self.border_bytes}, bound of this class: {self.border_bound}{share}")
+        lines += [f"  through island {i}: {text}" for i, text in enumerate(self.through)]
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
 

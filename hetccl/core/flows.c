@@ -3,7 +3,7 @@
  * the transport shows the peers' chunks, and, where it can, straight into the memory from which the peers take the result.
  * Contributions and results travel on channels of their own: results can always be taken, so nothing can lock.
  */
-#include "executor.h"
+#include "direct.h"
 #include <stdio.h>
 
 static int flow_error(hx_work *w, hx_peer *p, int rank, int rc)
@@ -33,31 +33,45 @@ void hx_flows_begin(hx_work *w, const hx_step *s, int64_t segment)
             st->sent[k] = 0;
         st->done = st->n == 0 && !f->n_after;  /* one that others come after takes its turn, for theirs to be in order */
         st->sum = -1;
+        hx_trace_place(w, HX_DID_FLOW, i, segment, &f->src, st->src, &f->dst, st->dst, st->n);
     }
+    if (hx_goes_direct(w->comm))
+        hx_direct_begin(w, s);
+}
+
+static void got(hx_work *w, const hx_flow *f, const hx_flow_state *st, size_t m)
+{
+    HX_TRACE(w, HX_DID_GET, (int)(f - w->plan->flows), -1, 0, (int64_t)st->pos, 0, (int64_t)m, 0);
+}
+
+static void sent(hx_work *w, const hx_flow *f, int k, size_t at, size_t m)
+{
+    HX_TRACE(w, HX_DID_SEND, (int)(f - w->plan->flows), k, 0, (int64_t)at, 0, (int64_t)m, 0);
 }
 
 static size_t chunk_at(size_t pos, size_t n, size_t chunk) { return n - pos < chunk ? n - pos : chunk; }
 
 /* Sends the next chunk of [sent, limit). HETCCL_OK when sent has reached limit. One chunk a call: sums and results take turns
  * with what is sent, so that both ranks of a pair work at once. */
-static int send_up_to(hx_work *w, const hx_flow *f, int k, const char *base, size_t *sent, size_t limit, size_t n, int channel,
+static int send_up_to(hx_work *w, const hx_flow *f, int k, const char *base, size_t *done, size_t limit, size_t n, int channel,
                       size_t chunk, size_t es, int *moved)
 {
     hx_comm *c = w->comm;
     hx_peer *p = &c->peers[f->peer[k]];
-    if (*sent < limit) {
-        size_t m = chunk_at(*sent, n, chunk);
-        hetccl_message msg = {sizeof msg, w->fingerprint, channel, 0, (char *)base + *sent * es, m * es};
+    if (*done < limit) {
+        size_t m = chunk_at(*done, n, chunk);
+        hetccl_message msg = {sizeof msg, w->fingerprint, channel, 0, (char *)base + *done * es, m * es};
         int rc = p->ops->send(p->ctx, p->ep, &msg);
         if (rc == HETCCL_IN_PROGRESS)
             return rc;
         if (rc != HETCCL_OK)
             return flow_error(w, p, f->peer[k], rc);
-        *sent += m;
+        sent(w, f, k, *done, m);
+        *done += m;
         *moved = 1;
         atomic_fetch_add_explicit(&c->border_sent, m * es, memory_order_relaxed);
     }
-    return *sent < limit ? HETCCL_IN_PROGRESS : HETCCL_OK;
+    return *done < limit ? HETCCL_IN_PROGRESS : HETCCL_OK;
 }
 
 static int run_send(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t chunk, size_t es, int *moved)
@@ -76,6 +90,7 @@ static int run_recv(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t chun
         hetccl_message msg = {sizeof msg, w->fingerprint, f->channel, 0, st->dst + st->pos * es, m * es};
         rc = p->ops->recv(p->ctx, p->ep, &msg);
         if (rc == HETCCL_OK) {
+            got(w, f, st, m);
             st->pos += m;
             *moved = 1;
         }
@@ -84,9 +99,9 @@ static int run_recv(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t chun
         return flow_error(w, p, f->peer[0], rc);
     int all = st->pos == st->n;
     for (int k = 1; f->kind == HX_FLOW_FORWARD && k < f->n_peers; k++) {    /* what has arrived goes on from the user's memory */
-        int sent = send_up_to(w, f, k, st->dst, &st->sent[k], st->pos, st->n, f->channel, chunk, es, moved);
-        if (sent > HETCCL_IN_PROGRESS)
-            return sent;
+        int on = send_up_to(w, f, k, st->dst, &st->sent[k], st->pos, st->n, f->channel, chunk, es, moved);
+        if (on > HETCCL_IN_PROGRESS)
+            return on;
         all &= st->sent[k] == st->n;
     }
     st->done = all;
@@ -142,6 +157,7 @@ static int combine_on_device(hx_work *w, const hx_flow *f, hx_flow_state *st, si
     if (rc != HETCCL_OK)
         return rc;
     st->sum = -1;
+    got(w, f, st, m);
     for (int k = 0; k < contributors(f); k++)
         c->peers[f->peer[k]].ops->release(c->peers[f->peer[k]].ctx, c->peers[f->peer[k]].ep, HETCCL_CHANNEL_CONTRIBUTE);
     return HETCCL_OK;
@@ -180,6 +196,7 @@ static int combine_chunk(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t
         snprintf(w->text, sizeof w->text, "the host cannot combine this dtype with this operator");
         return rc;
     }
+    got(w, f, st, m);
     for (int k = 0; k < n; k++) {
         hx_peer *p = &c->peers[f->peer[k]];
         hetccl_message msg = {sizeof msg, w->fingerprint, HETCCL_CHANNEL_RESULT, 0, NULL, m * es};
@@ -191,6 +208,7 @@ static int combine_chunk(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t
         if (rc > HETCCL_IN_PROGRESS && flow_error(w, p, f->peer[k], rc) > HETCCL_IN_PROGRESS)
             return rc;
         if (rc == HETCCL_OK) {
+            sent(w, f, k, st->sent[k], m);
             st->sent[k] += m;
             atomic_fetch_add_explicit(&c->border_sent, m * es, memory_order_relaxed);
         }
@@ -213,15 +231,15 @@ static int run_own(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t chunk
         return rc;
     int all = st->pos == st->n;
     if (f->kind == HX_FLOW_PASS) {
-        int k = f->n_peers - 1, sent = send_up_to(w, f, k, st->dst, &st->sent[k], st->pos, st->n, f->channel, chunk, es, moved);
-        if (sent > HETCCL_IN_PROGRESS)
-            return sent;
+        int k = f->n_peers - 1, on = send_up_to(w, f, k, st->dst, &st->sent[k], st->pos, st->n, f->channel, chunk, es, moved);
+        if (on > HETCCL_IN_PROGRESS)
+            return on;
         all &= st->sent[k] == st->n;
     }
     for (int k = 0; f->give_back && k < f->n_peers; k++) {
-        int sent = send_up_to(w, f, k, st->dst, &st->sent[k], st->pos, st->n, HETCCL_CHANNEL_RESULT, chunk, es, moved);
-        if (sent > HETCCL_IN_PROGRESS)
-            return sent;
+        int back = send_up_to(w, f, k, st->dst, &st->sent[k], st->pos, st->n, HETCCL_CHANNEL_RESULT, chunk, es, moved);
+        if (back > HETCCL_IN_PROGRESS)
+            return back;
         all &= st->sent[k] == st->n;
     }
     st->done = all;
@@ -276,7 +294,9 @@ int hx_flows_progress(hx_work *w, const hx_step *s, int *moved)
             all = 0;
             continue;
         }
-        switch (f->kind) {
+        if (hx_goes_direct(w->comm)) {
+            rc = hx_direct_flow(w, f, st, es, moved);
+        } else switch (f->kind) {
         case HX_FLOW_SEND: rc = run_send(w, f, st, chunk, es, moved); break;
         case HX_FLOW_RECV:
         case HX_FLOW_FORWARD: rc = run_recv(w, f, st, chunk, es, moved); break;

@@ -10,11 +10,13 @@ int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
     hetccl_ccl_args a = {.size = sizeof a, .dtype = w->plan->dtype, .redop = w->plan->redop, .peer = s->root,
                          .comm = c->ccl_comm, .stream = w->stream};
     hx_address(w, &s->len, segment, &n);
-    if (n == 0)
-        return HETCCL_OK;                   /* the same on every rank of the island */
     a.send = s->src.buffer >= 0 ? hx_address(w, &s->src, segment, &unused) : NULL;
     a.recv = s->dst.buffer >= 0 ? hx_address(w, &s->dst, segment, &unused) : NULL;
+    hx_trace_place(w, HX_DID_STEP, (int)(s - w->plan->steps), segment, &s->src, a.send, &s->dst, a.recv, n);
+    if (n == 0)
+        return HETCCL_OK;                   /* the same on every rank of the island */
     a.count = n;
+    w->touched = 1;
     if (a.redop != HETCCL_AVG || w->plan->divisor != 0.0)
         a.redop = hx_combining(w->plan);    /* hetccl scales; divisor 0 says that the library averages itself */
     if (s->as_bytes) {

@@ -174,7 +174,7 @@ void hx_p2p_handle(hx_comm *c, plink *l, const record *r)
             return;
         }
         l->into = w;
-        l->into_at = 0;
+        l->into_at = l->into_begun = 0;
         l->left = r->nbytes;
         return;
     }
@@ -343,6 +343,10 @@ uint64_t hx_p2p_deadline(hx_comm *c, int32_t *peer)
 
 int hx_p2p_stage(hx_comm *c, hx_work *w)
 {
+    if (hx_p2p_direct(c, w->peer, w->nbytes)) {
+        w->p2p_device = 1;
+        return w->has_caller ? hx_mark_caller(c, w) : HETCCL_OK;
+    }
     int rc = c->dev->host_alloc(c->dev_ctx, w->nbytes, (void **)&w->p2p_staging);
     if (rc == HETCCL_OK && w->n_events == 0) {
         rc = c->dev->event_create(c->dev_ctx, &w->events[0]);

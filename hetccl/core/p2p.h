@@ -46,14 +46,14 @@ typedef struct plink {
     record *out, writing;                   /* a ring, and its head on its way out */
     uint32_t out_room, out_head, out_tail;  /* room: a power of two, or 0 */
     hx_work *active;                        /* sender: its data is under way */
-    size_t active_sent;
+    size_t active_sent, active_begun;       /* bytes; begun: direct path only */
     hx_work *sends, *sends_tail;            /* in order; announced ones wait here too */
     /* receiver */
     arrival *arrivals, *arrivals_tail;
     arrival *filling;                       /* data of an eager message nobody asked for goes here ... */
     hx_work *into;                          /* ... or straight to the one who did */
     size_t left;
-    size_t into_at;
+    size_t into_at, into_begun;
 } plink;
 
 struct hx_p2p {
@@ -69,6 +69,11 @@ void hx_p2p_put(hx_comm *c, plink *l, uint32_t kind, uint32_t message, int32_t t
 int hx_p2p_start_sends(hx_comm *c, plink *l);
 int hx_p2p_write(hx_comm *c, plink *l);
 int hx_p2p_read(hx_comm *c, plink *l);
+
+/* direct_p2p.c: the data of an announced message goes through the window. HETCCL_OK when all of it has ended. */
+int hx_p2p_direct(const hx_comm *c, int peer, size_t nbytes);
+int hx_p2p_push(hx_comm *c, plink *l, int *moved);
+int hx_p2p_pull(hx_comm *c, plink *l, int *moved);
 
 /* p2p.c */
 void hx_p2p_done(hx_comm *c, hx_work *w, hx_work **head, hx_work **tail);

@@ -13,7 +13,8 @@ static int link_error(hx_comm *c, plink *l, int rc)
     }
     c->fail_ranks[0] = l->peer;
     c->n_fail_ranks = 1;
-    hx_fail(c, rc, l->ops->last_error(l->ctx));
+    const char *said = l->ops->last_error(l->ctx);
+    hx_fail(c, rc, said[0] ? said : c->dev->last_error(c->dev_ctx));
     return rc;
 }
 
@@ -45,7 +46,12 @@ int hx_p2p_write(hx_comm *c, plink *l)
             hx_work *w = l->active;
             size_t n = w->nbytes - l->active_sent < c->chunk_bytes ? w->nbytes - l->active_sent : c->chunk_bytes;
             hetccl_message m = {sizeof m, DATA, HETCCL_CHANNEL_P2P, 0, w->p2p_ptr + l->active_sent, n};
-            rc = n ? l->ops->send(l->ctx, l->ep, &m) : HETCCL_OK;
+            if (hx_p2p_direct(c, l->peer, w->nbytes)) {
+                rc = hx_p2p_push(c, l, &moved);
+                n = 0;
+            } else {
+                rc = n ? l->ops->send(l->ctx, l->ep, &m) : HETCCL_OK;
+            }
             if (rc == HETCCL_OK && (l->active_sent += n) == w->nbytes) {
                 l->active = NULL;
                 hx_p2p_done(c, w, &l->sends, &l->sends_tail);
@@ -61,7 +67,7 @@ int hx_p2p_write(hx_comm *c, plink *l)
                     for (hx_work *w = l->sends; w; w = w->p2p_next)
                         if (w->message == r->message) {
                             l->active = w;
-                            l->active_sent = 0;
+                            l->active_sent = l->active_begun = 0;
                         }
             }
         } else {
@@ -113,7 +119,8 @@ int hx_p2p_read(hx_comm *c, plink *l)
             m.ptr = l->into ? l->into->p2p_ptr + l->into_at : l->filling->data + l->filling->got;
             m.nbytes = n;
         }
-        rc = l->ops->recv(l->ctx, l->ep, &m);
+        int direct = l->into && hx_p2p_direct(c, l->peer, l->into->nbytes);
+        rc = direct ? hx_p2p_pull(c, l, &moved) : l->ops->recv(l->ctx, l->ep, &m);
         if (rc == HETCCL_IN_PROGRESS)
             return moved;
         if (rc != HETCCL_OK) {
@@ -127,9 +134,10 @@ int hx_p2p_read(hx_comm *c, plink *l)
                 return 1;
             continue;
         }
-        l->left -= n;
+        if (!direct)
+            l->left -= n;
         if (l->into)
-            l->into_at += n;
+            l->into_at += direct ? 0 : n;
         else
             l->filling->got += n;
         if (!l->left) {

@@ -89,6 +89,7 @@ typedef struct hx_plan {
     int32_t device_sums;            /* the device's own kernel combines what comes over the border, not the host */
     int32_t reads_out;              /* OUT is not written as a whole: what it holds must be kept */
     int32_t crosses;                /* several islands take part: on some rank the host has to do something */
+    int32_t number;                     /* for the trace: which of the communicator's plans it is */
     uint32_t digest;                /* of what ranks share beside the count: lengths of blocks */
 } hx_plan;
 #endif

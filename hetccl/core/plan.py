@@ -175,6 +175,7 @@ class Plan:
     device_sums: bool = False  # the device's own kernel combines what comes over the border, not the host
     reads_out: bool = False  # OUT is not written as a whole
     digest: int = 0  # of the blocks' lengths, where they differ
+    number: int = field(default=0, compare=False)  # for the trace: which of the communicator's plans it is
 
     def lane(self, lane: Lane) -> list[int]:
         return [i for i, s in enumerate(self.steps) if s.lane == lane]

@@ -23,11 +23,12 @@ from hetccl.core.algorithms.common import Algorithm, Places, Shared
 from hetccl.core.arguments import number
 from hetccl.core.cost import CostTable
 from hetccl.core.explain import Explanation, border_bound, describe_steps
+from hetccl.core.explain_border import describe_borders, describe_relays, describe_through, sent_between
 from hetccl.core.plan import Plan
-from hetccl.core.selector import Selector
+from hetccl.core.selector import Choice, Selector
 from hetccl.core.topology import Topology
 from hetccl.core.verify.gate import Gate
-from hetccl.core.ways import Ways
+from hetccl.core.ways import Ways, rates_of
 from hetccl.errors import ConfigError, UnsupportedError, UsageError
 from hetccl.native.combine import can_combine
 from hetccl.types import DType, Op, RedOp
@@ -67,6 +68,10 @@ ALGORITHMS: dict[Op, dict[str, Algorithm]] = {
     Op.ALL_TO_ALL: {"direct": all_to_all.direct},
 }
 
+# Between two ranks on the direct path, at any size: an exchange of everything sends as many bytes as two steps of
+# halves and is as fast, and nothing is gained by cutting blocks up (docs/design/device-path.md).
+PAIR = {"all_reduce": "exchange", "broadcast": "chain", "all_gather": "direct", "reduce_scatter": "direct"}
+
 REDUCING = frozenset({Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.REDUCE})
 
 
@@ -84,11 +89,12 @@ class Planner:
         combine: str = "auto",
     ) -> None:
         self.topology = topology
-        self.ways = Ways(topology, combine)
+        self.ways = Ways(topology, combine, rates_of(table) if table else None)
         self.rank = rank
         self.forced = forced
         self.gate = Gate(topology, verify, rank)
         self.selector = Selector(topology, table or CostTable(), ALGORITHMS, forced)
+        self._given = verify, table or CostTable(), combine
         for op, name in forced.items():
             known = {o.label: sorted(a) for o, a in ALGORITHMS.items()}
             if op not in known or name not in known[op]:
@@ -99,6 +105,16 @@ class Planner:
                     value=f"{op}={name}",
                 )
 
+    def use_direct(self) -> None:
+        """Plans border messages from and into device memory. Before the first plan, and on all ranks or none."""
+        verify, table, combine = self._given
+        islands = tuple(replace(i, direct=not i.host_memory) for i in self.topology.islands)
+        topology = self.topology = replace(self.topology, islands=islands, _place={})
+        self.ways = Ways(topology, combine, rates_of(table))
+        self.gate = Gate(topology, verify, self.rank)
+        chosen = PAIR if len(islands) == 2 and topology.size == 2 else {}
+        self.selector = Selector(topology, table, ALGORITHMS, {**chosen, **self.forced})
+
     def limits(self, op: int) -> tuple[int, ...]:
         """The last size in bytes of each bucket of an operation, but for the last bucket."""
         return self.selector.choices(Op(op)).limits if op in ALGORITHMS else ()
@@ -106,25 +122,29 @@ class Planner:
     def plan(self, op: int, dtype: int, redop: int, root: int, bucket: int, shape: Shape | None = None) -> Plan:
         """This rank's plan for sizes of a bucket, proved together with those of all ranks. Raises `UnsupportedError` if
         no path can do it and `InternalError` if the proof fails, both before any traffic."""
-        if op == Op.BARRIER:
-            return self._barrier()
-        counts, places = shape or ((), None)
-        shared = Shared(
-            number(Op, op, "operation"),
-            number(DType, dtype, "dtype"),
-            number(RedOp, redop, "operator"),
-            root,
-            counts=counts,
-        )
-        self._check(shared)
-        choices = self.selector.choices(shared.op)
-        choice = choices.of(_mean_bytes(shared, self.topology.size)) if counts else choices.buckets[bucket]
-        shared = replace(shared, segment_bytes=choice.segment_bytes)
-        algorithm = self._algorithm(shared, choice.algorithm)
-        if shared.op in REDUCING:
-            algorithm = self.ways.apply(algorithm, shared)
+        shared, algorithm = self.choose(op, dtype, redop, root, bucket, shape)
+        places = shape[1] if shape else None
         self.gate.check(shared, algorithm, places)
-        return algorithm(self.topology, shared, self.rank, places)
+        plan = algorithm(self.topology, shared, self.rank, places)
+        return replace(plan, op=Op.BARRIER) if op == Op.BARRIER else plan
+
+    def choose(
+        self, op: int, dtype: int, redop: int, root: int, bucket: int, shape: Shape | None = None
+    ) -> tuple[Shared, Algorithm]:
+        """What ranks share in a class, and what makes their plans. A barrier is an all_reduce of next to nothing,
+        whatever is forced for real ones."""
+        if op == Op.BARRIER:
+            able = self.selector.candidates(Op.ALL_REDUCE)
+            least: Algorithm = ALGORITHMS[Op.ALL_REDUCE]["exchange" if "exchange" in able else able[0]]
+            if len(self.topology.islands) == 1:
+                least = all_reduce.island
+            return Shared(Op.ALL_REDUCE, DType.INT32, RedOp.SUM), least
+        operator, element = number(RedOp, redop, "operator"), number(DType, dtype, "dtype")
+        shared = Shared(number(Op, op, "operation"), element, operator, root, counts=shape[0] if shape else ())
+        self.check(shared)
+        choice = self.choice(shared, 0) if shape else self.selector.choices(shared.op).buckets[bucket]
+        algorithm, shared = self.algorithm_of(shared, choice)
+        return shared, algorithm
 
     def explain(
         self,
@@ -138,20 +158,16 @@ class Planner:
     ) -> Explanation:
         """Plans of all ranks are made and their messages added up, so the border bytes are those of the plan itself."""
         shared = Shared(op, dtype, redop, root, counts=counts)
-        self._check(shared)
-        choice = self.selector.choices(op).of(_mean_bytes(shared, self.topology.size) if counts else nbytes)
-        shared = replace(shared, segment_bytes=choice.segment_bytes)
-        algorithm = self._algorithm(shared, choice.algorithm)
+        self.check(shared)
+        choice = self.choice(shared, nbytes)
         combined_by = "nobody"
         if op in REDUCING:
-            combined_by = self.ways.describe(algorithm, shared)
-            algorithm = self.ways.apply(algorithm, shared)
+            combined_by = self.ways.describe(self._algorithm(shared, choice.algorithm), shared)
+        algorithm, shared = self.algorithm_of(shared, choice)
         count = 1 if counts else nbytes // dtype.itemsize
-        mine = algorithm(self.topology, shared, self.rank, None)
-        border = sum(
-            sum(algorithm(self.topology, shared, r, None).sent_elements(count).values())
-            for r in range(self.topology.size)
-        )
+        plans = [algorithm(self.topology, shared, r, None) for r in range(self.topology.size)]
+        mine = plans[self.rank]
+        out, into = sent_between(self.topology, plans, count)
         island = self.topology.island_of(self.rank)
         return Explanation(
             op=op.label,
@@ -165,20 +181,25 @@ class Planner:
             paths=paths,
             steps=describe_steps(mine),
             segments=len(mine.segments(count)),
-            border_bytes=border * dtype.itemsize,
+            border_bytes=sum(out.values()) * dtype.itemsize,
             border_bound=border_bound(self.topology, op, mine.plan_class, count, dtype.itemsize, root, counts),
-            staged=not island.host_memory,
+            staged=island.staged,
+            borders=describe_borders(self.topology, op),
+            relays=describe_relays(self.topology),
+            through=describe_through(self.topology, shared, plans, count, out, into),
         )
 
-    def _barrier(self) -> Plan:
-        """An all_reduce of next to nothing, whatever is forced for real ones."""
-        shared = Shared(Op.ALL_REDUCE, DType.INT32, RedOp.SUM)
-        algorithm = all_reduce.island
-        if len(self.topology.islands) > 1:
-            able = self.selector.candidates(Op.ALL_REDUCE)
-            algorithm = ALGORITHMS[Op.ALL_REDUCE]["exchange" if "exchange" in able else able[0]]
-        self.gate.check(shared, algorithm, None)
-        return replace(algorithm(self.topology, shared, self.rank, None), op=Op.BARRIER)
+    def choice(self, shared: Shared, nbytes: int) -> Choice:
+        """What is done with an operation of so many bytes; the v forms go by their mean block."""
+        if shared.counts:
+            nbytes = _mean_bytes(shared, self.topology.size)
+        return self.selector.choices(shared.op).of(nbytes)
+
+    def algorithm_of(self, shared: Shared, choice: Choice) -> tuple[Algorithm, Shared]:
+        """The algorithm of a choice, with its way to combine, and what it is asked to plan."""
+        shared = replace(shared, segment_bytes=choice.segment_bytes)
+        algorithm = self._algorithm(shared, choice.algorithm)
+        return (self.ways.apply(algorithm, shared) if shared.op in REDUCING else algorithm), shared
 
     def _algorithm(self, shared: Shared, name: str) -> Algorithm:
         choices = ALGORITHMS[shared.op]
@@ -201,7 +222,8 @@ class Planner:
             "HETCCL_ALGORITHM"
         )
 
-    def _check(self, shared: Shared) -> None:
+    def check(self, shared: Shared) -> None:
+        """Raises where nobody could do it, on whatever path."""
         if shared.op not in ALGORITHMS:
             raise UsageError(f"{shared.op.label} is no operation that is planned")
         if not 0 <= shared.root < self.topology.size:

@@ -2,7 +2,7 @@
  * The progress thread of the process, which drives every communicator that nobody else drives, and the list of completed
  * works, which the completion thread empties (that one is Python's and takes the GIL; this one never does).
  */
-#include "executor.h"
+#include "direct.h"
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
@@ -53,7 +53,7 @@ static void sleep_on_all(void)
         if (atomic_load_explicit(&c->pending, memory_order_acquire) == atomic_load_explicit(&c->n_streamed, memory_order_relaxed))
             streamed = 1;                   /* the device goes on by itself: only deadlines and callbacks wait for us */
         else
-            stream |= !c->host_memory;
+            stream |= !c->host_memory || hx_goes_direct(c);
         for (int i = 0; i < c->n_transports; i++) {
             int fds[HX_POLL];
             uint32_t some = 0;

@@ -34,6 +34,7 @@ class Reports:
         _topology: Topology
         _connector: Connector
         _endpoints: dict[int, tuple[str, int]]
+        _direct: bool
 
     def explain(
         self, op: str, nbytes: int, dtype: str | DType = "float32", redop: str | RedOp = "sum", root: int = 0,
@@ -61,7 +62,8 @@ class Reports:
         peer_bytes: dict[int, int] = {}
         for peer, (name, endpoint) in self._endpoints.items():
             sent = self._joined.tables[name].counters(endpoint)["bytes_sent"]
-            key = self._connector.path(peer) or name
+            sent += _state.direct_sent(self._core.address, peer)
+            key = self._path(peer) or name
             path_bytes[key] = path_bytes.get(key, 0) + sent
             peer_bytes[peer] = sent
         return {
@@ -98,8 +100,12 @@ class Reports:
         for pair in self._topology.border_pairs():
             if self.rank in pair:
                 other = pair[0] if pair[1] == self.rank else pair[1]
-                found[pair] = self._connector.path(other) or "not connected"
+                found[pair] = self._path(other) or "not connected"
         return found
+
+    def _path(self, peer: int) -> str | None:
+        path = self._connector.path(peer)
+        return f"{path}, direct" if path and self._direct else path
 
     @property
     def islands(self) -> list[list[int]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -25,6 +26,7 @@ from hetccl.types import DType, Op, RedOp
 
 __all__ = ["Choice", "Choices", "Selector", "measured_time", "predict", "stand_ins"]
 
+OF_A_KIND = 2
 ALL_RANKS = 16  # up to so many, predictions run the plans of all ranks
 GRID = tuple(64 << 3 * k for k in range(9))  # 64 B to 1 GiB
 SMALLEST_SEGMENT = 128 << 10
@@ -78,6 +80,15 @@ class Selector:
             found = _known[key] = _Search(self.costs, op, {n: self._algorithms[op][n] for n in names}).choices()
         return found
 
+    def at(self, op: Op, nbytes: int) -> Choice:
+        """The choice for one size, without asking about others."""
+        names = self.candidates(op)
+        if len(self.costs.topology.islands) == 1 or op not in MODEL_OPS:
+            return self.choices(op).buckets[0]
+        search = _Search(self.costs, op, {n: self._algorithms[op][n] for n in names})
+        search.best(nbytes)
+        return search.seen[nbytes]
+
     def candidates(self, op: Op) -> tuple[str, ...]:
         """Names of the algorithms that can be chosen on this topology."""
         forced = self._forced.get(op.label)
@@ -93,6 +104,7 @@ class Selector:
 
 
 BLOCKS = (Op.ALL_GATHER, Op.REDUCE_SCATTER)
+CHAINED = (Op.BROADCAST, Op.REDUCE)
 MODEL_OPS = (Op.ALL_REDUCE, Op.BROADCAST, Op.ALL_GATHER, Op.REDUCE_SCATTER)
 
 
@@ -103,23 +115,24 @@ def predict(
     """The time that one operation takes, and the plans that it was found from: of `ranks`, or of those that stand for
     all."""
     topology = costs.topology
-    plans = {r: algorithm(topology, shared, r, None) for r in ranks or stand_ins(topology, shared.root)}
+    plans = {r: algorithm(topology, shared, r, None) for r in ranks or stand_ins(topology, shared)}
     count = 1 if shared.counts else max(1, nbytes // shared.dtype.itemsize)
     return simulate(costs, plans, count, most_segments, spans), plans
 
 
-def stand_ins(topology: Topology, root: int = 0, most: int = ALL_RANKS) -> list[int]:
-    """Ranks that stand for all: all of a small job, else the head of each island, and of each kind of island the last
-    border rank."""
+def stand_ins(topology: Topology, shared: Shared, most: int = ALL_RANKS) -> list[int]:
+    """Ranks that stand for all: all of a small job, else the heads of the first islands of each kind, of one also the
+    last border rank. A broadcast waits for island after island, so it needs all heads."""
     if topology.size <= most:
         return list(range(topology.size))
-    found = {root}
-    kinds = set()
+    found = {shared.root}
+    kinds: Counter[tuple[object, ...]] = Counter()
     for island in topology.islands:
-        found.add(topology.border.head(island.index))
-        kind = (island.name.partition("@")[0], island.size, len(island.borders))
-        if kind not in kinds:
-            kinds.add(kind)
+        kind = (island.vendor, island.size, len(island.borders), island.speeds[:1], island.inner_rate)
+        kinds[kind] += 1
+        if kinds[kind] <= OF_A_KIND or shared.op in CHAINED:
+            found.add(topology.border.head(island.index))
+        if kinds[kind] == 1:
             found.add(island.borders[-1])
     return sorted(found)
 
@@ -144,7 +157,7 @@ class _Search:
         topology = costs.topology
         self.shared = Shared(op, DType.FLOAT32, RedOp.SUM)
         self.largest = needs_segments(topology)
-        self.segments = _segments(self.largest)
+        self.segments = _segments(self.largest, max(i.size for i in topology.islands))
         self.plans: dict[Choice, dict[int, Plan]] = {}
         self.seen: dict[int, Choice] = {}
         table = costs.table
@@ -204,14 +217,16 @@ class _Search:
             shared = replace(self.shared, segment_bytes=choice.segment_bytes)
             topology = self.costs.topology
             make = self.algorithms[choice.algorithm]
-            plans = self.plans[choice] = {r: make(topology, shared, r, None) for r in stand_ins(topology)}
+            plans = self.plans[choice] = {r: make(topology, shared, r, None) for r in stand_ins(topology, shared)}
         return plans
 
 
-def _segments(largest: int) -> list[int]:
-    """Sizes of segments to try: what the libraries like best at most, and less."""
-    found: list[int] = []
-    while largest // 4 >= SMALLEST_SEGMENT and len(found) < 3:
+def _segments(largest: int, ranks: int) -> list[int]:
+    """Sizes of segments to try: less than what the libraries like best, and more where an island's ranks are so many
+    that each would get little of it."""
+    found = [largest << 2 * k for k in range(1, 4) if largest and 4**k * 2 <= ranks]
+    smaller: list[int] = []
+    while largest // 4 >= SMALLEST_SEGMENT and len(smaller) < 3 and not found:
         largest //= 4
-        found.append(largest)
-    return found
+        smaller.append(largest)
+    return smaller + found

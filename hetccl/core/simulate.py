@@ -237,14 +237,15 @@ class _Run:
 
     def sends(self, rank: _Rank, flows: list[Flow], segment: int, start: float) -> float:
         """What a step sends from the first: chunks of all messages by turns. Returns when all have left."""
-        todo = [
-            (n * path.beta + -(-n // self.chunk) * path.message, min(n, self.chunk) * path.beta + path.message, peer, flow)
-            for flow in flows
-            if flow.kind in (FlowKind.SEND, FlowKind.EXCHANGE)
-            for n in (self.bytes_of(rank.plan, flow.src, segment),)
-            for peer in flow.peers
-            for path in (self.costs.path(rank.rank, peer),)
-        ]
+        todo: list[tuple[float, float, int, Flow]] = []  # all of a message, its first chunk, to whom
+        for flow in flows:
+            if flow.kind not in (FlowKind.SEND, FlowKind.EXCHANGE):
+                continue
+            n = self.bytes_of(rank.plan, flow.src, segment)
+            for peer in flow.peers:
+                path = self.costs.path(rank.rank, peer)
+                one = min(n, self.chunk) * path.beta + path.message
+                todo.append((n * path.beta + -(-n // self.chunk) * path.message, one, peer, flow))
         if not todo:
             return start
         begin = max(start, rank.out)

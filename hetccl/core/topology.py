@@ -41,6 +41,7 @@ class Record:
     wire: tuple[int, int] = (1, 1)  # lowest and highest version spoken
     process: tuple[int, int] = (0, 0)  # different for every process, also where several have one pid
     calls: int = 0  # what the vendor's library can do: bits ALL_TO_ALL, TRANSFER, SPLIT, KEEPS_NAN
+    place: str = ""  # where the device sits, equal only for ranks that share it; "" if unknown
     topology: str = ""  # digest of the topology file that this rank was given
     tuning: str = ""  # digest of the rank's own tuning file
 
@@ -77,6 +78,7 @@ class Island:
     reduce_mask: tuple[int, ...]
     move_mask: int
     calls: int = 0
+    direct: bool = False  # border messages go from and into the device's own memory
     border: tuple[int, ...] = ()  # ranks that talk to other islands, ascending; (): all
     speeds: tuple[float, ...] = ()  # bytes a second of each of them, each way; (): unknown, taken as equal
     latency: float = 0.0  # seconds of one message over a rail; 0: unknown
@@ -84,6 +86,11 @@ class Island:
     inner_rate: float = 0.0  # bytes a second and rank that the vendor's library moves inside; 0: unknown
     inner_latency: float = 0.0  # seconds of one call of it; 0: unknown
     border_why: str = ""  # who chose the border ranks, for people
+
+    @property
+    def staged(self) -> bool:
+        """Whether what crosses the border passes through pinned memory of this rank's."""
+        return not (self.host_memory or self.direct)
 
     @property
     def size(self) -> int:

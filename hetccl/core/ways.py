@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 
 from hetccl.core.algorithms import border_communicator
 from hetccl.core.algorithms.common import Algorithm, Places, Shared, combining_op
+from hetccl.core.cost import CostTable
 from hetccl.core.groups import group_for
 from hetccl.core.plan import FlowKind, Plan
 from hetccl.core.topology import Island, Topology
 from hetccl.errors import UnsupportedError
 from hetccl.types import DType, RedOp
 
-__all__ = ["Rates", "Way", "Ways", "decide", "obstacle"]
+__all__ = ["Rates", "Way", "Ways", "decide", "obstacle", "rates_of"]
 
 FLOATS = frozenset(d for d in DType if "FLOAT" in d.name)
 REMEDY = "HETCCL_COMBINE=auto lets hetccl choose a way that works"
@@ -41,6 +42,15 @@ class Rates:
     host: float = 8e9
     device: float = 50e9
     copy: float = 6e9
+
+
+def rates_of(table: CostTable) -> Rates:
+    """What a tuning table says of them: the slowest copies, since one figure serves all islands."""
+    rates = Rates()
+    if table.combine:
+        rates = replace(rates, host=1 / table.combine.beta)
+    copies = [vendor.copy.beta for vendor in table.vendors.values()]
+    return replace(rates, copy=1 / max(copies)) if copies else rates
 
 
 def decide(island: Island, shared: Shared, contributions: int, wanted: str, rates: Rates = Rates()) -> Way:
@@ -104,7 +114,7 @@ class Ways:
             if way == Way.BORDER:
                 return border_communicator.plan(algorithm, topology, shared, rank, places)
             found = algorithm(topology, shared, rank, places)
-            if way == Way.DEVICE and not island.host_memory:
+            if way == Way.DEVICE and island.staged:
                 return replace(found, device_sums=any(f.kind in (FlowKind.OWN, FlowKind.PASS) for f in found.flows))
             return found
 

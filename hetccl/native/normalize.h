@@ -30,6 +30,9 @@ HETCCL_STUB(vpizp, void *c, void *d, int b, size_t n, void *st)
 HETCCL_STUB(vp_p, void *c, void *a, void *b)
 HETCCL_STUB(vpup, void *c, void *a, uint32_t v, void *st)
 HETCCL_STUB(vreduce, void *c, const hetccl_reduce_args *a)
+HETCCL_STUB(vresident, void *c, const hetccl_resident_args *a)
+HETCCL_STUB(vwords, void *c, const hetccl_exchange_args *a)
+HETCCL_STUB(vwindow, void *c, void *ep, hetccl_window_args *a)
 HETCCL_STUB(vpzi, void *c, void *a, size_t n, int *fd)
 HETCCL_STUB(vkpp, void *c, const void *a, void **b)
 HETCCL_STUB(vpu_p, void *c, void *a, uint32_t *n)
@@ -98,6 +101,8 @@ static inline int hetccl_normalize_device(hetccl_device_ops *out, const hetccl_d
     HETCCL_FIX(ipc_open, vkpp);
     HETCCL_FIX(ipc_close, vp);
     HETCCL_FIX(is_capturing, vp);
+    HETCCL_FIX(reduce_resident, vresident);
+    HETCCL_FIX(exchange_words, vwords);
     return HETCCL_OK;
 }
 
@@ -150,6 +155,7 @@ static inline int hetccl_normalize_transport(hetccl_transport_ops *out, const he
     HETCCL_FIX(test, vp);
     HETCCL_FIX(cancel, vp);
     HETCCL_FIX(answer, vmsg);
+    HETCCL_FIX(window, vwindow);
     return HETCCL_OK;
 }
 #undef HETCCL_COPY_HEAD

@@ -23,12 +23,14 @@ from hetccl.torch._streams import device_type
 
 __all__ = ["communicator_of", "make_group"]
 
+JOIN_AT_LEAST_S = 15.0  # a shorter timeout is meant for operations; processes that come up need longer
+
 
 def make_group(group: Any, pg_options: Any) -> Any:
     """A process group (torch before 2.14) or back end. `group` has torch's description of it.
 
-    Blocks until all members have joined or the group's timeout has passed. Raises hetccl's errors, which are also
-    DistBackendError.
+    Blocks until all members have joined or the group's timeout, at least 15 s, has passed. Raises hetccl's errors,
+    which are also DistBackendError.
     """
     warn_if_untried()
     if getattr(getattr(group, "process_group", None), "bound_device_id", None) is not None:
@@ -50,10 +52,12 @@ def make_group(group: Any, pg_options: Any) -> Any:
             name=name,
             ranks=ranks,
             transports=options.transports,
-            timeout=timeout,
+            timeout=max(timeout, JOIN_AT_LEAST_S),
             device_type=device_type(),
             topology=_member_topology(options.topology or Config.from_env().topology, members),
         )
+        if timeout < JOIN_AT_LEAST_S:
+            comm.set_timeout(timeout)
     except Exception as error:
         raise for_torch(error) from error.__cause__
     return GROUP_CLASS(comm, store, group.group_rank, group.group_size, group.group_id, group.timeout)

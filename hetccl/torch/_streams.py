@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["current_stream_of", "device_of", "device_type"]
+__all__ = ["complete_on", "current_stream_of", "device_of", "device_type"]
 
 
 def device_type() -> str:
@@ -37,6 +37,24 @@ def current_stream_of(device: Any) -> Callable[[], int]:
     if quick is not None:
         return lambda: quick(index)
     return lambda: torch.cuda.current_stream(device).cuda_stream
+
+
+def complete_on(device: Any, stream: int, future: Any, value: Any) -> None:
+    """Completes a future of `device` behind what `stream` holds now, without another stream in between."""
+    own = _own.get((device.index, stream))
+    if own is None:
+        own = _own[device.index, stream] = torch.cuda.ExternalStream(stream, device=device)
+    place, before = torch.cuda.current_device(), torch.cuda.current_stream(device)
+    torch.cuda.set_stream(own)
+    try:
+        future.set_result(value)
+    finally:
+        torch.cuda.set_stream(before)
+        if place != device.index:
+            torch.cuda.set_device(place)
+
+
+_own: dict[tuple[int, int], Any] = {}  # torch's objects for streams of communicators
 
 
 def _no_stream() -> int:

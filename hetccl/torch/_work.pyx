@@ -110,6 +110,10 @@ class HetWork(c10d.Work):
     def _device_future(self):
         """Complete at once, as torch's futures of device work are: whoever waits for it lets his stream wait."""
         done = torch.futures.Future(devices=[self._device])
+        streams = {work.stream for work in self._works}
+        if self._finish is None and len(streams) == 1 and -1 not in streams:
+            _streams.complete_on(self._device, streams.pop(), done, self._outputs)
+            return done
         side = torch.cuda.Stream(self._device) if self._works else torch.cuda.current_stream(self._device)
         with torch.cuda.device(self._device), torch.cuda.stream(side):
             try:

@@ -133,7 +133,14 @@ static int host_free(void *ctx, void *ptr)
 static int host_register(void *ctx, void *ptr, size_t nbytes)
 {
     device *d = ctx;
-    WITH_DEVICE("HostRegister", d->host_register(ptr, nbytes, 1));
+    void *seen = NULL;
+    int before, rc = enter(d, &before);
+    if (rc == HETCCL_OK)
+        rc = told(d, d->host_register(ptr, nbytes, 3), "HostRegister");         /* 1: portable, 2: mapped */
+    if (rc == HETCCL_OK && (!d->device_address || d->device_address(&seen, ptr, 0) != 0 || seen != ptr))
+        d->elsewhere = 1;                   /* copies work all the same */
+    leave(d, before);
+    return rc;
 }
 
 static int host_unregister(void *ctx, void *ptr)
@@ -161,7 +168,9 @@ static int memset_async(void *ctx, void *dst, int byte, size_t nbytes, void *str
 static int stream_create(void *ctx, void **stream)
 {
     device *d = ctx;
-    WITH_DEVICE("StreamCreateWithFlags", d->stream_create(stream, 1));          /* 1: does not wait for the default stream */
+    /* 1: does not wait for the default stream. What others wait for goes before what only this rank computes. */
+    WITH_DEVICE("StreamCreateWithFlags", d->stream_create_first ? d->stream_create_first(stream, 1, d->first_priority)
+                                                                : d->stream_create(stream, 1));
 }
 
 static int stream_destroy(void *ctx, void *stream)
@@ -272,6 +281,14 @@ static int scale_async(void *ctx, const hetccl_reduce_args *a)
     return launch(ctx, a, HETCCL_SUM, "scale kernel");
 }
 
+int hetccl_cuda_explain(int status, const char *words) { return explain(status, words); }
+
+int hetccl_cuda_launch(device *d, void *function, unsigned blocks, unsigned threads, void *args, void *stream, const char *call)
+{
+    void *params[] = {args};
+    WITH_DEVICE(call, d->launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, params, NULL));
+}
+
 void hetccl_cuda_fill_table(hetccl_cuda_device *d)
 {
     hetccl_device_ops *o = &d->ops;
@@ -313,6 +330,11 @@ void hetccl_cuda_fill_table(hetccl_cuda_device *d)
         o->caps |= HETCCL_DEVICE_KERNELS;
         o->reduce_async = reduce_async;
         o->scale_async = scale_async;
+        if (d->device_address && d->host_register) {
+            o->caps |= HETCCL_DEVICE_SPINS;
+            o->reduce_resident = hetccl_cuda_resident;
+            o->exchange_words = hetccl_cuda_words;
+        }
     }
     d->table.ops = o;
     d->table.ctx = d;

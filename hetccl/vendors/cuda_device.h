@@ -27,6 +27,38 @@ typedef struct hetccl_cuda_kernel_args {
     const void *src[HETCCL_CUDA_SOURCES];
 } hetccl_cuda_kernel_args;
 
+#define HETCCL_CUDA_ARGS 288            /* every kernel gets as much: it reads what it declares */
+
+/* As cuda_spin.py declares them. */
+typedef union hetccl_cuda_resident_args {
+    struct {
+        void *dst;
+        uint64_t count, chunk;
+        double divisor;
+        const void *src[HETCCL_SPIN_SOURCES];
+        uint32_t ring[HETCCL_SPIN_SOURCES], first[HETCCL_SPIN_SOURCES];
+        uint32_t n_src, divides, op, base, slots, pad;
+        uint64_t slot_bytes, timeout_ns;
+        uint32_t *arrive, *freed, *stop, *scratch;
+    };
+    char room[HETCCL_CUDA_ARGS];
+} hetccl_cuda_resident_args;
+
+typedef union hetccl_cuda_words_args {
+    struct {
+        void *dst;
+        const void *src;
+        uint64_t count;
+        double divisor;
+        void *out;
+        const void *in;
+        uint32_t *done, *stop, *scratch;
+        uint64_t timeout_ns;
+        uint32_t flag, op, position, divides;
+    };
+    char room[HETCCL_CUDA_ARGS];
+} hetccl_cuda_words_args;
+
 typedef int (*hetccl_cuda_int_fn)(int);
 typedef int (*hetccl_cuda_get_fn)(int *);
 typedef int (*hetccl_cuda_plain_fn)(void);
@@ -42,6 +74,8 @@ typedef int (*hetccl_cuda_two_fn)(void *, void *);
 typedef int (*hetccl_cuda_attributes_fn)(hetccl_cuda_attributes *, const void *);
 typedef int (*hetccl_cuda_attribute_fn)(int *, int, int);
 typedef int (*hetccl_cuda_capturing_fn)(void *, int *);
+typedef int (*hetccl_cuda_address_fn)(void **, void *, unsigned);
+typedef int (*hetccl_cuda_priority_fn)(void **, unsigned, int);
 typedef const char *(*hetccl_cuda_text_fn)(int);
 typedef int (*hetccl_cuda_bus_fn)(char *, int, int);
 typedef int (*hetccl_cuda_load_fn)(void **, const void *);
@@ -78,7 +112,19 @@ typedef struct hetccl_cuda_device {
     hetccl_cuda_launch_fn launch;
     hetccl_cuda_range_fn memory_handle; /* cuMemGetHandleForAddressRange */
     void *kernel[HETCCL_DTYPE_COUNT][HETCCL_REDOP_COUNT];
+    void *resident[HETCCL_DTYPE_COUNT], *words[HETCCL_DTYPE_COUNT];
+    hetccl_cuda_address_fn device_address;      /* HostGetDevicePointer */
+    int elsewhere;                      /* kernels see registered host memory at other addresses than the host does */
+    hetccl_cuda_priority_fn stream_create_first;  /* StreamCreateWithPriority */
+    int first_priority;
 } hetccl_cuda_device;
+
+/* For cuda_spin.c: makes the device current and launches; keeps the text of a failure. */
+int hetccl_cuda_launch(hetccl_cuda_device *d, void *function, unsigned blocks, unsigned threads, void *args, void *stream,
+                       const char *call);
+int hetccl_cuda_explain(int status, const char *words);
+int hetccl_cuda_resident(void *ctx, const hetccl_resident_args *args);
+int hetccl_cuda_words(void *ctx, const hetccl_exchange_args *args);
 
 /* Fills the table from the functions that are there; takes away bits of caps whose functions are not. */
 void hetccl_cuda_fill_table(hetccl_cuda_device *d);

@@ -9,8 +9,9 @@ from __future__ import annotations
 from importlib.resources import files
 
 from hetccl.types import DType, RedOp
+from hetccl.vendors.cuda_spin import Element, spin_source
 
-__all__ = ["MAX_SOURCES", "kernel_name", "kernel_source", "kernels"]
+__all__ = ["MAX_SOURCES", "kernel_name", "kernel_source", "kernels", "spinning"]
 
 MAX_SOURCES = 32  # pointers that travel as arguments of one launch
 
@@ -95,6 +96,11 @@ def kernels() -> list[tuple[DType, RedOp]]:
     return found + [(DType.BOOL, r) for r in _BOOLS]
 
 
+def spinning() -> list[DType]:
+    """Every dtype that has a resident kernel and one that exchanges words."""
+    return [*_FLOATS, *_SMALL, *_INTEGERS, DType.BOOL]
+
+
 def kernel_name(dtype: DType, redop: RedOp) -> str:
     """Name of the kernel of a pair. Complex numbers go through the kernel of their reals."""
     return f"hetccl_{redop.label}_{dtype.label}"
@@ -103,6 +109,33 @@ def kernel_name(dtype: DType, redop: RedOp) -> str:
 def reals(dtype: DType) -> DType:
     """The type of the numbers that an element is made of."""
     return _REALS.get(dtype, dtype)
+
+
+def _element(dtype: DType) -> Element:
+    """The same arithmetic as the kernels above, for those of `cuda_spin`."""
+    if dtype in _FLOATS:
+        kind, short = _FLOATS[dtype]
+        parts = (kind, kind, "x", "x", f"DIVIDE_{short.upper()}", f"hetccl_canonical_{short}")
+    elif dtype in _SMALL:
+        kind, short = _SMALL[dtype]
+        read, write = f"hetccl_widen_{short}(x)", f"hetccl_narrow_{short}(x)"
+        parts = (kind, "float", read, write, "DIVIDE_F32", "hetccl_canonical_f32")
+    elif dtype == DType.BOOL:
+        parts = ("uint8_t", "uint8_t", "TRUTH(x)", "x", "", "(uint8_t)")
+    else:
+        kind, _, divides = _INTEGERS[dtype]
+        unsigned = "uint64_t" if kind.endswith("64_t") else "uint32_t"
+        divide = f"x = ({kind})(({divides})x / ({divides})a.divisor);"
+        steps = {
+            int(r): f"(x {t[2]} y)" if r in _BITS else f"({kind})(({unsigned})x {t[2]} ({unsigned})y)"
+            for r, t in _EXPRESSIONS.items()
+            if r not in (RedOp.MAX, RedOp.MIN)
+        }
+        steps |= {int(r): f"(({_EXPRESSIONS[r]}))" for r in (RedOp.MAX, RedOp.MIN)}
+        return Element(kind, kind, "x", "x", divide, steps)
+    kind, wide, read, write, divide, wrap = parts
+    texts = _BOOLS if dtype == DType.BOOL else {r: t for r, t in _EXPRESSIONS.items() if r not in _BITS}
+    return Element(kind, wide, read, write, divide, {int(r): f"{wrap}({t})" for r, t in texts.items()})
 
 
 def kernel_source() -> str:
@@ -129,4 +162,5 @@ def kernel_source() -> str:
             divided = f"x = ({compute})(({divides})({kind})x / ({divides})a.divisor);"
             parts = (kind, compute, f"({compute})", f"({compute})", _EXPRESSIONS[redop], divided, f"({kind})")
         lines.append(f"KERNEL({name}, {', '.join(parts)})")
+    lines.append(spin_source({dtype.label: _element(dtype) for dtype in spinning()}))
     return "\n".join(lines) + "\n"

@@ -43,6 +43,11 @@ cdef extern from "cuda_device.h" nogil:
         void *launch
         void *memory_handle
         void *kernel[19][9]
+        void *resident[19]
+        void *words[19]
+        void *device_address
+        void *stream_create_first
+        int first_priority
     void hetccl_cuda_fill_table(hetccl_cuda_device *d)
 
 

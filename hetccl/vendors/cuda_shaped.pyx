@@ -17,7 +17,7 @@ from hetccl.spi cimport HETCCL_DEVICE_CAPSULE, HETCCL_VENDOR
 
 from hetccl.dynlib import open_library
 from hetccl.errors import ConfigError, HetcclError, PluginLoadError, VendorError
-from hetccl.vendors import cuda_kernels
+from hetccl.vendors import cuda_kernels, cuda_spin
 from hetccl.vendors.nccl_shape import Status
 
 __all__ = ["CudaRuntime", "CudaShapedDevice", "compile_kernels", "library_names"]
@@ -36,6 +36,7 @@ ctypedef int (*create_fn)(void **, const char *, const char *, int, const char *
 ctypedef int (*compile_fn)(void *, int, const char **) noexcept nogil
 ctypedef int (*size_fn)(void *, size_t *) noexcept nogil
 ctypedef int (*bytes_fn)(void *, char *) noexcept nogil
+ctypedef int (*range_fn)(int *, int *) noexcept nogil
 ctypedef int (*destroy_fn)(void **) noexcept nogil
 
 
@@ -173,6 +174,12 @@ cdef int fill_calls(Device *d, CudaRuntime r) except -1:
     d.event_sync = r.find("EventSynchronize", True)
     d.attributes = r.find("PointerGetAttributes", True)
     d.capturing = r.find("StreamIsCapturing")
+    d.device_address = r.find("HostGetDevicePointer")
+    d.stream_create_first = r.find("StreamCreateWithPriority")
+    cdef range_fn priorities = <range_fn>r.find("DeviceGetStreamPriorityRange")
+    cdef int least = 0
+    if priorities == NULL or priorities(&least, &d.first_priority) != 0:
+        d.stream_create_first = NULL
     d.capture_mode = r.find("ThreadExchangeStreamCaptureMode")
     return 0
 
@@ -182,10 +189,8 @@ cdef int load_kernels(Device *d, CudaRuntime runtime, str arch) except -1:
     cdef load_fn load
     cdef function_fn function
     cdef void *module = NULL
-    cdef void *found
-    cdef bytes image, name
+    cdef bytes image
     cdef const char *c_image
-    cdef const char *c_name
     cdef int code
     loader = runtime.shape.loader
     if loader is None or runtime.shape.compiler is None:
@@ -209,15 +214,21 @@ cdef int load_kernels(Device *d, CudaRuntime runtime, str arch) except -1:
         raise VendorError(f"{runtime.shape.name}: {loader.load_data} refuses the kernels for {arch} (code {code})",
                           vendor=runtime.shape.name, call=loader.load_data, code=code)
     for dtype, redop in cuda_kernels.kernels():
-        name = cuda_kernels.kernel_name(dtype, redop).encode()
-        c_name = name
-        found = NULL
-        code = function(&found, module, c_name)
-        if code != 0:
-            raise VendorError(f"{runtime.shape.name}: no kernel {name.decode()} (code {code})",
-                              vendor=runtime.shape.name, call=loader.get_function, code=code)
-        d.kernel[<int>dtype][<int>redop] = found
+        d.kernel[<int>dtype][<int>redop] = kernel(runtime, function, module, cuda_kernels.kernel_name(dtype, redop))
+    for dtype in cuda_kernels.spinning():
+        d.resident[<int>dtype] = kernel(runtime, function, module, cuda_spin.resident_name(dtype.label))
+        d.words[<int>dtype] = kernel(runtime, function, module, cuda_spin.words_name(dtype.label))
     return 0
+
+
+cdef void *kernel(CudaRuntime runtime, function_fn function, void *module, str name) except NULL:
+    cdef void *found = NULL
+    cdef bytes text = name.encode()
+    cdef int code = function(&found, module, <const char *>text)
+    if code != 0 or found == NULL:
+        raise VendorError(f"{runtime.shape.name}: no kernel {name} (code {code})", vendor=runtime.shape.name,
+                          call=runtime.shape.loader.get_function, code=code)
+    return found
 
 
 def compile_kernels(compiler, str arch, str source):

@@ -65,7 +65,7 @@ def on_stream(comm: Any, runtime: Runtime, stream: int, x: int, asynchronous: bo
 
 
 def failing(rank: int, size: int, vendor: str, who: int, variables: dict[str, str], timeout: float) -> tuple[Any, ...]:
-    """Rank `who` (-1: all) gets the variables. Calls until one fails: (rounds that went well, error's name, text, s)."""
+    """Rank `who` (-1: all) gets the variables. Calls until one fails: (rounds that went well, error, text, s)."""
     import numpy as np
 
     if who in (-1, rank):

@@ -228,13 +228,13 @@ def refusals(dist: Any, rank: int, size: int) -> None:
     from hetccl.torch._compat import HAS_PYTHON_BACKEND
 
     cases = [
-        (UnsupportedError, lambda: dist.all_reduce(torch.eye(2).to_sparse_csr())),
         (UnsupportedError, lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e8m0fnu))),
         (UsageError, lambda: dist.group.WORLD.allreduce([torch.ones(1), torch.ones(1)])),
         (UsageError, lambda: dist.group.WORLD.all_gather_single(torch.ones(size + 1), torch.ones(1))),
         (UsageError, lambda: dist.group.WORLD.all_to_all_single(torch.ones(size + 1), torch.ones(size + 1), [], [])),
     ]
-    if not HAS_PYTHON_BACKEND:  # there torch answers for meta tensors itself
+    if not HAS_PYTHON_BACKEND:  # there torch answers for such tensors itself
+        cases.append((UnsupportedError, lambda: dist.all_reduce(torch.eye(2).to_sparse_csr())))
         cases.append((UnsupportedError, lambda: dist.all_reduce(torch.empty(3, device="meta"))))
     for kind, call in cases:
         try:

@@ -20,7 +20,13 @@ typedef struct program { char *source, *log; char image[600]; } program;
 
 static const char *prelude =
     "#define __global__\n#define __device__\n#define __forceinline__ inline\n"
-    "struct standin_dim { unsigned x, y, z; };\nstatic standin_dim blockIdx, blockDim, threadIdx, gridDim;\n"
+    "#define __shared__ static thread_local\n#define __launch_bounds__(...)\n"
+    "struct standin_dim { unsigned x, y, z; };\nstatic thread_local standin_dim blockIdx, blockDim, threadIdx, gridDim;\n"
+    "extern \"C\" int sched_yield(); struct standin_time { long seconds, ns; };\n"
+    "extern \"C\" int clock_gettime(int, standin_time *);\n"
+    "static inline void __syncthreads() {}\n"
+    "static inline unsigned long long wall_clock64()\n"
+    "{ standin_time t; sched_yield(); clock_gettime(1, &t); return (t.seconds * 1000000000ull + t.ns) / 10; }\n"
     "extern \"C\" void standin_at(unsigned b, unsigned d, unsigned t, unsigned g)\n"
     "{ blockIdx.x = b; blockDim.x = d; threadIdx.x = t; gridDim.x = g; }\n";
 

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define API __attribute__((visibility("default")))
 #ifdef HIP
@@ -247,6 +248,7 @@ API int cudaHostAlloc(void **p, size_t n, unsigned flags) { return host_alloc(p,
 API int cudaFreeHost(void *p) { return release(p, HOST_TYPE); }
 #endif
 API int N(HostRegister)(void *p, size_t n, unsigned flags) { return p && n && flags <= 15 ? OK : answer(INVALID); }
+API int N(HostGetDevicePointer)(void **seen, void *p, unsigned flags) { *seen = p; return p && !flags ? OK : answer(INVALID); }
 API int N(HostUnregister)(void *p) { return p ? OK : answer(INVALID); }
 
 API int N(PointerGetAttributes)(void *attributes, const void *p)

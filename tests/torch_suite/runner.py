@@ -20,6 +20,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -45,6 +46,7 @@ def main() -> int:
         INIT_METHOD=f"file://{folder}/again",  # for the tests that leave the default group and join again
     )
     tempfile.tempdir = folder
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         return _run_all(options, folder)
     finally:

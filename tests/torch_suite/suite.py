@@ -21,6 +21,7 @@ import collections
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -165,6 +166,7 @@ def main() -> int:
     parser.add_argument("--update", action="store_true", help="write the list")
     parser.add_argument("--jobs", type=int, default=2, help="tests at a time")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the runners end too
     began = time.monotonic()
     found = run(options.ranks, "hetccl", options.jobs)
     for ended in found:

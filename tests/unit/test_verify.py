@@ -333,11 +333,14 @@ def test_a_wrong_plan_raises_before_anything_runs(monkeypatch: pytest.MonkeyPatc
         return edit(found, 1, first(found[1], StepKind.FLOWS), wait=-1)[rank]
 
     monkeypatch.setitem(planner.ALGORITHMS[Op.ALL_REDUCE], "owners", wrong)
-    forced = {"all_reduce": "owners"}
     for rank in range(4):  # all ranks say the same
         with pytest.raises(InternalError, match=r"so nothing was sent.*race.*please report"):
-            Planner(TWO_TWO, rank, forced).plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0)
-    assert Planner(TWO_TWO, 1, forced, verify="off").plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0).rank == 1
+            planner_of(rank, "first").plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0)
+    assert planner_of(1, "off").plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0).rank == 1
+
+
+def planner_of(rank: int, verify: str) -> Planner:
+    return Planner(TWO_TWO, rank, {"all_reduce": "owners"}, verify=verify)
 
 
 def test_a_class_is_proved_once() -> None:

@@ -20,7 +20,7 @@ from hetccl.core.verify.spec import spec_of
 from hetccl.types import DType, Op, RedOp
 
 sys.path.insert(0, os.path.dirname(__file__))
-from verify_cases import REDUCING, ROOTED, UNEVEN, algorithms, places_of, plans, topology
+from verify_cases import REDUCING, ROOTED, UNEVEN, algorithms, by_border, places_of, plans, topology
 from verify_oracle import judge
 
 QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
@@ -57,7 +57,10 @@ def cases(draw: st.DrawFn, most: int = 8, ranks: int = 24) -> tuple[Topology, Sh
         n = top.size**2 if op == Op.ALL_TO_ALL else top.size
         some = draw(st.lists(st.integers(0, 40), min_size=1, max_size=min(n, 24)))
         counts = (max(max(some), 1), *(some * n)[: n - 1])
-    return top, Shared(op, dtype, redop, root, counts=counts), algorithm, draw(st.integers(0, 20000))
+    shared = Shared(op, dtype, redop, root, counts=counts)
+    if op in REDUCING and draw(st.booleans()) and by_border(top, shared, algorithm):
+        algorithm += "+border"
+    return top, shared, algorithm, draw(st.integers(0, 20000))
 
 
 @pytest.mark.timeout(900)

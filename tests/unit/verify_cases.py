@@ -10,6 +10,8 @@ from hetccl.core.algorithms.common import Places, Shared
 from hetccl.core.plan import Plan
 from hetccl.core.planner import ALGORITHMS
 from hetccl.core.topology import Island, Topology
+from hetccl.core.ways import Ways
+from hetccl.errors import UnsupportedError
 from hetccl.types import DType, Op, RedOp
 
 REDUCING = (Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.REDUCE)
@@ -31,7 +33,7 @@ def topology(
             Island(
                 index, ranks, "dev" if index in device else "cpu", "", index not in device, index not in plain,
                 segment_bytes, (0 if index in poor else 0x1FF,) * 32, 0 if index in poor else (1 << 32) - 1,
-                0 if index in poor or index in lacking else 3,
+                0 if index in poor else 4 if index in lacking else 15 if index % 2 else 11,
             )
             for index, ranks in enumerate(ordered)
         ),
@@ -40,15 +42,30 @@ def topology(
 
 
 def algorithms(op: Op, islands: int) -> list[str]:
-    if op == Op.ALL_REDUCE and islands == 1:
-        return ["island"]
+    if islands == 1:  # nothing crosses a border, so there is nothing to choose: as in planner.py
+        return ["island"] if op == Op.ALL_REDUCE else [next(iter(ALGORITHMS[op]))]
     return sorted(ALGORITHMS[op])
+
+
+def by_border(top: Topology, shared: Shared, algorithm: str) -> bool:
+    """Whether a border communicator can combine in an algorithm ("owners+border")."""
+    if len(top.islands) == 1:
+        return False
+    ways = Ways(top, "border")
+    try:
+        ways.apply(ALGORITHMS[shared.op][algorithm], shared)
+    except UnsupportedError:
+        return False
+    return not ways.fits(ALGORITHMS[shared.op][algorithm], shared)
 
 
 def plans(top: Topology, shared: Shared, algorithm: str) -> list[Plan]:
     from hetccl.core.algorithms import all_reduce
 
-    make = all_reduce.island if algorithm == "island" else ALGORITHMS[shared.op][algorithm]
+    name, _, border = algorithm.partition("+")
+    make = all_reduce.island if algorithm == "island" else ALGORITHMS[shared.op][name]
+    if border:
+        make = Ways(top, "border").apply(make, shared)
     places = places_of(top, shared) or [None] * top.size
     return [make(top, shared, rank, places[rank]) for rank in range(top.size)]
 
@@ -99,7 +116,10 @@ def classes(
         for root in roots:
             for redop in redops if op in REDUCING else (RedOp.SUM,):
                 for algorithm in algorithms(op, len(top.islands)):
-                    found.append((Shared(op, dtype, redop, root), algorithm))
+                    shared = Shared(op, dtype, redop, root)
+                    found.append((shared, algorithm))
+                    if op in REDUCING and by_border(top, shared, algorithm):
+                        found.append((shared, algorithm + "+border"))
     return found + [
         (ragged(shared, top.size, i), algorithm) for i, (shared, algorithm) in enumerate(found) if shared.op in UNEVEN
     ]

@@ -257,7 +257,9 @@ def _step_form(plan: Plan, s: Step, me: int) -> Any:
         src, dst = s.src, s.dst
         if s.kind == StepKind.TRANSFER:  # only its two ends have memory in it
             src, dst = (src if me == s.root else NO_SLICE), (dst if me == s.to else NO_SLICE)
-        return s.kind, _start(src), _start(dst), length, ends
+        return s.kind, _start(src), _start(dst), length, ends, s.group
+    if s.kind == StepKind.FILL:
+        return s.kind, s.dst
     more = (s.n_src, s.stride if s.n_src > 1 else 0) if s.kind == StepKind.COMBINE else ()
     return s.kind, _start(s.src), s.dst, more  # as long as the target
 

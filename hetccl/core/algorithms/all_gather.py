@@ -25,7 +25,7 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
     if not (single and at_once):  # the vendor's library puts the rank's own block into place, too
         b.island(StepKind.COPY, given, own)
     ready, sources = -1, {rank: given}
-    if not isl.host_memory and rank in carried:
+    if isl.staged and rank in carried:
         sources[rank] = blocks.scratch(Buffer.HOST_SCRATCH, rank)
         ready = b.island(StepKind.COPY, given, sources[rank])
     if at_once:
@@ -40,7 +40,7 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
     for q in carried:  # of mates that are not at the border
         if q != rank and topology.place(q)[0] == mine:
             sources[q], ready = blocks.at(Buffer.OUT, q, q), spread
-            if not isl.host_memory:
+            if isl.staged:
                 pinned = blocks.scratch(Buffer.HOST_SCRATCH, q)
                 ready = b.island(StepKind.COPY, sources[q], pinned)
                 sources[q] = pinned
@@ -52,7 +52,7 @@ def direct(topology: Topology, shared: Shared, rank: int, places: Places | None 
             flows += [Flow(FlowKind.SEND, Channel.RESULT, (to,), src=sources[q]) for to in onward]
             continue
         dst = blocks.at(Buffer.OUT, q, q)
-        if not isl.host_memory:
+        if isl.staged:
             arrivals.append((blocks.scratch(Buffer.HOST_SCRATCH, q), dst))
             dst = arrivals[-1][0]
         kind = FlowKind.FORWARD if onward else FlowKind.RECV

@@ -83,7 +83,7 @@ class _Gather:
             for source, parts in turn.receives:
                 for r, n in [piece for part in parts for piece in self._pieces(part, source)]:
                     dst = self._out(r, n)
-                    if not isl.host_memory:
+                    if isl.staged:
                         self.staged[r] = self._scratch(r, n)
                         arrivals.append((self.staged[r], dst))
                         dst = self.staged[r]
@@ -131,7 +131,7 @@ class _Gather:
     def _stage(self, pieces: list[tuple[int, int]] | tuple[()]) -> int:
         """Copies what leaves from here to pinned memory where the border cannot read the device's."""
         ready = -1
-        if not self.isl.host_memory:
+        if self.isl.staged:
             for r, n in pieces:
                 self.staged[r] = self._scratch(r, n)
                 ready = self.b.island(StepKind.COPY, self._out(r, n), self.staged[r])

@@ -76,7 +76,7 @@ def exchange(topology: Topology, shared: Shared, rank: int, places: Places | Non
     ready = len(b.steps) - 1 if b.steps else -1
     if me == head:
         dst = out
-        if not isl.host_memory:
+        if isl.staged:
             ready = b.island(StepKind.COPY, src, src.on(Buffer.HOST_SCRATCH))
             src = dst = src.on(Buffer.HOST_SCRATCH)
             host_blocks = max(host_blocks, 1)
@@ -87,9 +87,9 @@ def exchange(topology: Topology, shared: Shared, rank: int, places: Places | Non
         else:
             flows = _owner_flows(topology, src, dst, heads, border.middle, isl.index, after != 1.0)
         done = b.border(flows, _island_only(b, ready))
-        if not isl.host_memory:
+        if isl.staged:
             done = b.island(StepKind.COPY, dst, out, wait=done)
-        island_broadcast(b, isl, shared, out, head, done if isl.host_memory else -1)
+        island_broadcast(b, isl, shared, out, head, done if not isl.staged else -1)
     else:
         island_broadcast(b, isl, shared, out, head)
     return _plan(isl, shared, rank, "exchange", "latency", b, 0, device_blocks, host_blocks, after, before)
@@ -120,7 +120,7 @@ def owners(topology: Topology, shared: Shared, rank: int, places: Places | None 
     partial_buffer, result_buffer, block = (Buffer.OUT if isl.size > 1 else buffer), Buffer.OUT, 0
     done = -1
     if mine is not None:
-        if not isl.host_memory:
+        if isl.staged:
             block = host_blocks
             ready = b.island(StepKind.COPY, mine.on(partial_buffer), mine.on(Buffer.HOST_SCRATCH, block), shift=shift)
             partial_buffer = result_buffer = Buffer.HOST_SCRATCH
@@ -135,12 +135,12 @@ def owners(topology: Topology, shared: Shared, rank: int, places: Places | None 
             # what peers wait for goes first; the order within a kind stays that of the pieces, the same at both ends
             flows.sort(key=lambda f: (FlowKind.SEND, FlowKind.OWN, FlowKind.RECV).index(f.kind))
         done = b.border(flows, _island_only(b, ready))
-        if not isl.host_memory:
+        if isl.staged:
             done = b.island(StepKind.COPY, mine.on(Buffer.HOST_SCRATCH, block), mine, wait=done)
-    if not isl.host_memory:
+    if isl.staged:
         host_blocks += 1
     if isl.size > 1:
-        shards.spread(shared, done if isl.host_memory else -1)
+        shards.spread(shared, done if not isl.staged else -1)
     segment = segment_elements(topology, shared, b.units, needs_segments(topology))
     return _plan(isl, shared, rank, "owners", "bandwidth", b, segment, device_blocks, host_blocks, after, before)
 

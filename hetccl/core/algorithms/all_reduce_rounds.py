@@ -59,19 +59,19 @@ def _in_rounds(topology: Topology, shared: Shared, rank: int, schedule: Schedule
     done = -1
     if shard is not None:
         partial, result, block = (Buffer.OUT if isl.size > 1 else buffer), Buffer.OUT, 0
-        if not isl.host_memory:
+        if isl.staged:
             block = host
             ready = b.island(StepKind.COPY, shard.on(partial), shard.on(Buffer.HOST_SCRATCH, block), shift=shift)
             partial = result = Buffer.HOST_SCRATCH
         while ready >= 0 and b.steps[ready].lane != Lane.ISLAND:
             ready -= 1
         done = _border(topology, b, rank, schedule, (partial, result, block), after != 1.0, ready)
-        if not isl.host_memory:
+        if isl.staged:
             done = b.island(StepKind.COPY, shard.on(Buffer.HOST_SCRATCH, block), shard, wait=done)
-    if not isl.host_memory:
+    if isl.staged:
         host += 1
     if isl.size > 1:
-        shards.spread(shared, done if isl.host_memory else -1)
+        shards.spread(shared, done if not isl.staged else -1)
     return Plan(
         shared.op,
         shared.dtype,

@@ -54,7 +54,7 @@ def _along(topology: Topology, shared: Shared, rank: int, parents: list[int], na
         island_broadcast(b, isl, shared, out, root_index)
     if rank == heads[mine] and not single:
         buffer, wait = out, len(b.steps) - 1
-        if not isl.host_memory:
+        if isl.staged:
             buffer, host_blocks = out.on(Buffer.HOST_SCRATCH), 1
             if mine == root_island:
                 wait = b.island(StepKind.COPY, out, buffer)
@@ -67,7 +67,7 @@ def _along(topology: Topology, shared: Shared, rank: int, parents: list[int], na
             flows = [Flow(FlowKind.RECV, Channel.RESULT, (heads[parents[mine]],), dst=buffer)]
         done = b.border(flows, wait)
         if mine != root_island:
-            if not isl.host_memory:
+            if isl.staged:
                 done = b.island(StepKind.COPY, buffer, out, wait=done)
                 done = -1
             island_broadcast(b, isl, shared, out, me, done)

@@ -28,7 +28,7 @@ def owners(topology: Topology, shared: Shared, rank: int, places: Places | None 
     out = b.whole(Buffer.OUT)
     shards = Shards(topology, b, rank, len(others))
     shard = shards.mine(Buffer.OUT)
-    buffer = Buffer.OUT if isl.host_memory else Buffer.HOST_SCRATCH
+    buffer = Buffer.OUT if not isl.staged else Buffer.HOST_SCRATCH
     pieces = pieces_of(topology, rank, len(others))
 
     def part(piece: int, number: int) -> Slice:
@@ -48,7 +48,7 @@ def owners(topology: Topology, shared: Shared, rank: int, places: Places | None 
         shift = 1 if isl.size > 1 else 0
         ready = island_broadcast(b, isl, shared, out, root_index, shift=shift)
         if shard is not None:
-            if not isl.host_memory:
+            if isl.staged:
                 ready = b.island(StepKind.COPY, shard, shard.on(buffer), shift=shift)
             b.border([flow(FlowKind.SEND, i, p, k) for k, i in enumerate(others) for p in every], ready)
     elif shard is not None:
@@ -60,7 +60,7 @@ def owners(topology: Topology, shared: Shared, rank: int, places: Places | None 
                 [flow(FlowKind.SEND, i, p, here) for _, i in rest for p in every]
                 + [flow(FlowKind.RECV, i, p, k) for k, i in rest for p in every]
             )
-        if not isl.host_memory:
+        if isl.staged:
             b.island(StepKind.COPY, shard.on(buffer), shard, wait=done)
             done = -1
     if mine != root_island and isl.size > 1:
@@ -78,5 +78,5 @@ def owners(topology: Topology, shared: Shared, rank: int, places: Places | None 
         tuple(b.steps),
         tuple(b.flows),
         in_blocks=1 if rank == shared.root else 0,
-        host_blocks=0 if isl.host_memory else 1,
+        host_blocks=int(isl.staged),
     )

@@ -61,7 +61,7 @@ class Carriage:
                 src = there
             if first == rank:
                 self._leaving[number] = src
-        if not self._island.host_memory:
+        if self._island.staged:
             for number, src in self._leaving.items():
                 pinned = blocks.scratch(Buffer.HOST_SCRATCH, self._items[number].which)
                 self._ready = b.island(StepKind.COPY, src, pinned)
@@ -78,7 +78,7 @@ class Carriage:
             if not before:
                 flows.append(Flow(FlowKind.SEND, Channel.RESULT, tuple(after), src=self._leaving[number]))
             elif after:
-                memory = Buffer.DEVICE_SCRATCH if self._island.host_memory else Buffer.HOST_SCRATCH
+                memory = Buffer.DEVICE_SCRATCH if not self._island.staged else Buffer.HOST_SCRATCH
                 relayed = self._blocks.scratch(memory, item.which)
                 flows.append(Flow(FlowKind.FORWARD, Channel.RESULT, (*before, *after), dst=relayed))
             else:
@@ -89,7 +89,7 @@ class Carriage:
         """From where the border put it to the device, and on to its rank."""
         b, place = self._b, self._topology.place
         wait = self._done
-        if not self._island.host_memory:
+        if self._island.staged:
             for landed, there in self._landed.values():
                 b.island(StepKind.COPY, landed, there, wait=wait)
                 wait = -1
@@ -109,7 +109,7 @@ class Carriage:
         if item.target != self._rank:
             there = self._blocks.scratch(Buffer.DEVICE_SCRATCH, item.which)
         landed = there
-        if not self._island.host_memory:
+        if self._island.staged:
             landed = self._blocks.scratch(Buffer.HOST_SCRATCH, item.which)
         self._landed[number] = (landed, there)
         return landed

@@ -93,14 +93,15 @@ def segment_elements(island_sizes: Topology, shared: Shared, units: int, default
 
 def needs_segments(topology: Topology) -> int:
     """Bytes of a segment where stages can overlap or memory is staged; 0 where the whole message is one segment."""
-    if all(i.size == 1 and i.host_memory for i in topology.islands):
+    if all(i.size == 1 and not i.staged for i in topology.islands):
         return 0
     return min(i.segment_bytes for i in topology.islands)
 
 
 def segment_of_blocks(topology: Topology, shared: Shared) -> int:
     """Elements of a segment of operations on a block a rank; 0 where a block is one segment."""
-    if shared.segment_bytes == ONE_SEGMENT or len(topology.islands) == 1 or shared.counts or all(i.host_memory for i in topology.islands):
+    whole = all(i.host_memory for i in topology.islands) or needs_segments(topology) == 0
+    if shared.segment_bytes == ONE_SEGMENT or len(topology.islands) == 1 or shared.counts or whole:
         return 0
     return segment_elements(topology, shared, 1, needs_segments(topology))
 

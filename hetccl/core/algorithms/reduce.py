@@ -67,7 +67,7 @@ def chain(topology: Topology, shared: Shared, rank: int, places: Places | None =
                 host += divided(b, isl, out, b.whole(Buffer.HOST_SCRATCH, host))
     elif rank == heads[mine]:
         out = b.whole(Buffer.OUT)
-        if not isl.host_memory:
+        if isl.staged:
             out = b.whole(Buffer.HOST_SCRATCH, host)
             host += 1
             ready = b.island(StepKind.COPY, partial, out, shift=shift)
@@ -85,7 +85,7 @@ def chain(topology: Topology, shared: Shared, rank: int, places: Places | None =
         else:
             flow = Flow(FlowKind.SEND, Channel.CONTRIBUTE, (heads[parents[mine]],), partial)
         done = b.border([flow], ready)
-        if rank == shared.root and not isl.host_memory:
+        if rank == shared.root and isl.staged:
             b.island(StepKind.COPY, out, b.whole(Buffer.OUT), wait=done)
         ready = done
     if mine == root_island and heads[mine] != shared.root:  # the root is not at the border: the sum goes on to it
@@ -119,7 +119,7 @@ def _hand_on(
     blocks = Blocks(shared, rank, topology.size, None)
     blocks.device = device
     total = b.whole(Buffer.DEVICE_SCRATCH, device - 1)
-    if me == ends[0] and not isl.host_memory:
+    if me == ends[0] and isl.staged:
         total = blocks.scratch(Buffer.DEVICE_SCRATCH, 0)
         b.island(StepKind.COPY, b.whole(Buffer.HOST_SCRATCH, host - 1), total, wait=done)
         done = -1

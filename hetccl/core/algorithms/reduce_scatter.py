@@ -104,7 +104,7 @@ def _cross(
     ready = max((i for i, s in enumerate(b.steps) if s.lane == Lane.ISLAND), default=-1)
     staged = dict(partials)
     targets = {q: out if q == rank else partials[q] for q in partials}  # where a sum lies in the end, on this rank
-    if not isl.host_memory:
+    if isl.staged:
         for q in [*(q for q in partials if q != rank), *(q for q in partials if q == rank)]:
             staged[q] = blocks.scratch(Buffer.HOST_SCRATCH, q)
             ready = b.island(StepKind.COPY, partials[q], staged[q])
@@ -116,7 +116,7 @@ def _cross(
         position = sum(c < mine for c in below)
         if home == mine:
             sums.append(q)
-            dst = targets[q] if isl.host_memory else staged[q]
+            dst = targets[q] if not isl.staged else staged[q]
             flows.append(Flow(FlowKind.OWN, Channel.CONTRIBUTE, peers, staged[q], dst, position, finish=finish))
             continue
         up = border.carrier(border.parent(mine, home), q)
@@ -130,7 +130,7 @@ def _cross(
     if border.mesh:
         flows.sort(key=lambda f: f.kind != FlowKind.SEND)  # what others wait for goes first
     done = b.border(flows, ready)
-    if not isl.host_memory:
+    if isl.staged:
         for q in sums:
             b.island(StepKind.COPY, staged[q], targets[q], wait=done)
             done = -1

@@ -86,7 +86,7 @@ class _Scatter:
             blocks.device = blocks.host = -(-blocks.extent(Buffer.IN, list(range(n))) // max(blocks.width, 1))
         self._reduce(buffer)
         ready = max((i for i, s in enumerate(b.steps) if s.lane == Lane.ISLAND), default=-1)
-        if not isl.host_memory:
+        if isl.staged:
             for first, count in self._all_pieces():
                 src = self.held[first]
                 self.held[first] = self._scratch(Buffer.HOST_SCRATCH, first, count)
@@ -218,7 +218,7 @@ class _Scatter:
             there = self._scratch(Buffer.DEVICE_SCRATCH, first, n)
             wait = -1
             if self.rank == self.head:
-                if isl.host_memory:
+                if not isl.staged:
                     there, wait = self.held[first], done
                 else:
                     b.island(StepKind.COPY, self.held[first], there, wait=done)

@@ -79,7 +79,7 @@ def flow_clash(flows: Sequence[Flow], earlier: int, later: int) -> bool:
 
 def parts_of(flow: Flow) -> int:
     """Things that a flow does without waiting for each other: `start_flow` makes a process of each."""
-    alone = {FlowKind.SEND: 1, FlowKind.RECV: 1, FlowKind.FORWARD: 2, FlowKind.PASS: 2}
+    alone = {FlowKind.SEND: 1, FlowKind.RECV: 1, FlowKind.PASS: 2}
     return alone.get(flow.kind, 1 + len(flow.peers))
 
 
@@ -95,6 +95,11 @@ def start_flow(
     if rank.plan.rank in flow.peers:
         raise Fault(f"flow {number} ({flow.kind.name.lower()}) has its own rank as peer")
     state = _FlowState(machine, rank, flow, segment)
+    if state.n == 0:  # it only takes its turn
+        proc = lane.forked(rank.flow_threads[number])
+        proc.where = where
+        machine.spawn(proc, _begin(machine, _nothing, proc, after))
+        return [proc]
     if flow.kind == FlowKind.PASS and flow.give_back:
         raise Fault(f"flow {number} (pass) both passes its result on and gives it back")
     peers = range(len(flow.peers))
@@ -120,6 +125,10 @@ def start_flow(
         procs.append(proc)
         machine.spawn(proc, _begin(machine, part, proc, after))
     return procs
+
+
+def _nothing(me: Proc) -> Waits:
+    yield from ()
 
 
 def _begin(machine: Machine, part: Any, me: Proc, after: list[Proc]) -> Waits:

@@ -52,7 +52,8 @@ class Gate:
         if not shared.counts:
             self._prove(shared, make, ())
             return
-        what = (replace(shared, counts=()), make)
+        mine = make(topology, shared, self._rank, places)
+        what = (replace(shared, counts=()), mine.algorithm)
         shapes = self._shapes.setdefault(what, 0)
         if shapes > SHAPES and self._mode != "always":
             return
@@ -67,6 +68,11 @@ class Gate:
 
     def _prove(self, shared: Shared, make: Algorithm, places: Sequence[Places]) -> None:
         topology, always = self._topology, self._mode == "always"
+        mine = make(topology, shared, self._rank, places[self._rank] if places else None)
+        steps = topology.size * (len(mine.steps) + len(mine.flows))
+        if steps > 2 * MOST_STEPS and not always:  # an estimate: making all plans would take its time, too
+            log.info(UNPROVED, shared.op.label, steps, MOST_STEPS)
+            return
         plans = [make(topology, shared, rank, places[rank] if places else None) for rank in range(topology.size)]
         steps = sum(len(p.steps) + len(p.flows) for p in plans)
         if steps > MOST_STEPS and not always:

@@ -53,11 +53,12 @@ class Rendezvous:
         if n == 0:
             return
         island = self._topology.island_of(rank.plan.rank)
+        members = members_of(self._topology, island, step)
         number = self._calls.get(rank.plan.rank, 0)
         self._calls[rank.plan.rank] = number + 1
         key = (island.index, number)
         met = self._open.setdefault(key, {})
-        met[rank.plan.rank] = _arrival(rank, me, step, segment, n, self._members(island, step))
+        met[rank.plan.rank] = _arrival(rank, me, step, segment, n, members)
         if len(met) < island.size:
             while key in self._open:
                 yield (("call", *key),)
@@ -65,15 +66,6 @@ class Rendezvous:
         del self._open[key]
         self._run(machine, key, [met[r] for r in island.ranks])
         machine.notify(("call", *key))
-
-    def _members(self, island: Island, step: Step) -> tuple[int, ...]:
-        """Island ranks that a call is of."""
-        groups = groups_of(island.size, len(self._topology.islands))
-        if not 0 <= step.group < len(groups) or (step.group and step.kind != StepKind.REDUCE):
-            raise Fault(f"calls the library on group {step.group} of {len(groups)}")
-        if step.kind == StepKind.REDUCE and step.root not in groups[step.group]:
-            raise Fault(f"names island rank {step.root} as root of group {step.group}, which is {groups[step.group]}")
-        return groups[step.group]
 
     def _run(self, machine: Machine, key: tuple[int, int], met: list[_Arrival]) -> None:
         first = met[0]
@@ -85,10 +77,14 @@ class Rendezvous:
                     f"calls {theirs}"
                 )
         kind, n, root, to = first.step.kind, first.n, first.step.root, first.step.to
-        if kind in ROOTED and not 0 <= root < len(met):
-            raise Fault(f"names island rank {root} as root of an island of {len(met)}")
-        if kind == StepKind.TRANSFER and not (0 <= to < len(met) and to != root):
-            raise Fault(f"transfers from island rank {root} to island rank {to} of {len(met)}")
+        members = members_of(self._topology, self._topology.islands[key[0]], first.step)
+        if kind in ROOTED and root not in members:
+            raise Fault(f"names island rank {root} as root of island ranks {members}")
+        if kind == StepKind.TRANSFER and (to not in members or to == root):
+            raise Fault(f"transfers from island rank {root} to island rank {to} of {members}")
+        if len(members) < len(met):  # the others only pass by
+            met, root = [met[m] for m in members], members.index(root) if kind in ROOTED else 0
+            to = members.index(to) if kind == StepKind.TRANSFER else 0
         together, sent = 0, met[root].proc.clock if kind in ROOTED else 0
         if kind not in (StepKind.BROADCAST, StepKind.TRANSFER):
             for a in met:
@@ -139,11 +135,9 @@ class Rendezvous:
             sources = [cut(content, i * n, n) for content in contents]
         # an all_reduce need not give all ranks the same bits; the ranks of the only island are taken as they come
         call = (*key, i) if kind == StepKind.ALL_REDUCE and len(self._topology.islands) > 1 else key
-        neutral = machine.values.neutral()[0]
         result = []
         for length, parts in merge([content for content in sources if content]):
-            real = [part for part in parts if part[0] != neutral]
-            node, index = machine.values.by_vendor(redop, call, real or parts)
+            node, index = machine.values.by_vendor(redop, call, parts)
             result.append((length, node, index))
             if any(self._topology.place(leaf.rank)[0] != key[0] for leaf in machine.values.leaves(node)):
                 rank = self._topology.islands[key[0]].ranks[i]  # it combines what came over the border
@@ -160,6 +154,14 @@ class Rendezvous:
             _blame(a, lambda p=place, c=part: machine.store(a.rank, p, c, access))
 
 
+def members_of(topology: Topology, island: Island, step: Step) -> tuple[int, ...]:
+    """The island ranks that take part in a call."""
+    groups = groups_of(island.size, len(topology.islands))
+    if not 0 <= step.group < len(groups):
+        raise Fault(f"calls in group {step.group}; island {island.index} has {len(groups)}")
+    return groups[step.group]
+
+
 def _arrival(rank: Rank, me: Proc, step: Step, segment: int, n: int, members: tuple[int, ...]) -> _Arrival:
     """Where the call reads and writes. In place means what the NCCL-shaped interfaces allow, and nothing else."""
     at, size = rank.island_rank, len(members)
@@ -171,6 +173,7 @@ def _arrival(rank: Rank, me: Proc, step: Step, segment: int, n: int, members: tu
     reads = n * size if step.kind in (StepKind.REDUCE_SCATTER, StepKind.ALL_TO_ALL) else n
     writes = n * size if step.kind in (StepKind.ALL_GATHER, StepKind.ALL_TO_ALL) else n
     src, dst = rank.layout.place(step.src, segment, reads), rank.layout.place(step.dst, segment, writes)
+    at = members.index(at)
     fits = src.lo == dst.lo
     if step.kind == StepKind.REDUCE_SCATTER:
         fits = dst.lo == src.lo + at * n
@@ -189,6 +192,8 @@ def check_able(island: Island, plan: Plan, step: Step) -> str:
         return "hands host memory to the vendor's library of a device"
     if island.size == 1:
         return "calls the vendor's library in an island of one rank"
+    if step.group and not island.splits:
+        return f"vendor {island.vendor} can make no communicator of a part of the island"
     if step.kind not in REDUCING:
         if step.kind == StepKind.ALL_TO_ALL and not island.swaps:
             return f"vendor {island.vendor} has no all_to_all"
@@ -227,6 +232,7 @@ def _signature(a: _Arrival) -> str:
         + (f" with root {step.root}" if step.kind in ROOTED else "")
         + (f" on group {step.group}" if step.group else "")
         + (f" to {step.to}" if step.kind == StepKind.TRANSFER else "")
+        + (f" in group {step.group}" if step.group else "")
     )
 
 

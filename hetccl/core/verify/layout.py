@@ -57,27 +57,32 @@ class Layout:
         lo, hi = slice_range(s, self.lengths[segment], self.plan.units)
         return hi - lo
 
+    def offset(self, s: Slice, segment: int) -> int:
+        """The first element of a slice, counted from the beginning of its buffer."""
+        lo, _ = slice_range(s, self.lengths[segment], self.plan.units)
+        if s.buffer in (Buffer.IN, Buffer.OUT):
+            return s.block * self.count + segment * self.segment + lo
+        return (segment % self.depth * self._blocks(s) + s.block) * self.segment + lo
+
     def place(self, s: Slice, segment: int, length: int = -1) -> Place:
         """Where a slice lies. With `length`, that many elements from its start."""
-        lo, hi = slice_range(s, self.lengths[segment], self.plan.units)
-        if length >= 0:
-            hi = lo + length
         if s.buffer in (Buffer.IN, Buffer.OUT):
             home = self._input if s.buffer == Buffer.IN else self.output
-            base = home.lo + s.block * self.count + segment * self.segment
-            where, first, last = home.region, home.lo, home.hi
+            where, base, first, last = home.region, home.lo, home.lo, home.hi
         elif s.buffer in (Buffer.DEVICE_SCRATCH, Buffer.HOST_SCRATCH):
-            where = self._scratch[Buffer(s.buffer)]
-            blocks = self.plan.device_blocks if s.buffer == Buffer.DEVICE_SCRATCH else self.plan.host_blocks
-            slot = segment % self.depth * blocks
-            base = (slot + s.block) * self.segment
-            first, last = slot * self.segment, (slot + blocks) * self.segment
+            where, base = self._scratch[Buffer(s.buffer)], 0
+            slot = segment % self.depth * self._blocks(s)
+            first, last = slot * self.segment, (slot + self._blocks(s)) * self.segment
         else:
             raise Fault("uses a slice that names no buffer")
-        place = Place(where, base + lo, base + hi)
-        if hi > lo and not (s.block >= 0 and first <= place.lo and place.hi <= last):
+        lo = base + self.offset(s, segment)
+        place = Place(where, lo, lo + (length if length >= 0 else self.length(s, segment)))
+        if place.hi > place.lo and not (s.block >= 0 and first <= place.lo and place.hi <= last):
             raise Fault(f"reaches {where.name}[{place.lo}:{place.hi}], but only [{first}:{last}] is its to use")
         return place
+
+    def _blocks(self, s: Slice) -> int:
+        return self.plan.device_blocks if s.buffer == Buffer.DEVICE_SCRATCH else self.plan.host_blocks
 
     def stride(self, s: Slice) -> int:
         """Elements between blocks of a buffer."""

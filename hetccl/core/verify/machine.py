@@ -9,7 +9,7 @@ nothing can lock."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from hetccl.core.algorithms.common import OWN_FACTOR
@@ -74,6 +74,7 @@ class Rank:
     def __init__(self, plan: Plan, layout: Layout, topology: Topology, first_thread: int) -> None:
         self.plan, self.layout = plan, layout
         self.device = not topology.island_of(plan.rank).host_memory
+        self.staged = topology.island_of(plan.rank).staged
         self.island_rank = topology.place(plan.rank)[1]
         self.order = {lane: plan.lane(lane) for lane in Lane}
         self.shift = layout.depth - 1
@@ -103,11 +104,12 @@ class Rank:
 
 class Machine:
     """`chunk` is in elements. `slots` is the number of messages that a ring holds. `scratch_rule` False leaves the
-    executor's scratch_busy out, to show that it is needed."""
+    executor's scratch_busy out, to show that it is needed. `layout` says where a rank's slices lie, if not as
+    planned."""
 
     def __init__(
         self, topology: Topology, sizes: Sizes, plans: Sequence[Plan], *, chunk: int, slots: int, in_place: bool,
-        scratch_rule: bool = True,
+        scratch_rule: bool = True, layout: Callable[[Plan, Values], Layout] | None = None,
     ) -> None:  # fmt: skip
         self.topology, self.chunk, self.scratch_rule = topology, chunk, scratch_rule
         self.values = Values()
@@ -116,8 +118,8 @@ class Machine:
         self.ranks: list[Rank] = []
         thread = 0
         for plan in plans:
-            layout = Layout(plan, sizes, in_place, self.values)
-            rank = Rank(plan, layout, topology, thread)
+            own = layout(plan, self.values) if layout else Layout(plan, sizes, in_place, self.values)
+            rank = Rank(plan, own, topology, thread)
             self.ranks.append(rank)
             thread = rank.last_thread
         self.join = joiner(thread)
@@ -257,7 +259,13 @@ class Machine:
         n = layout.length(step.dst, segment)
         if n == 0:
             return
-        src, dst = layout.place(step.src, segment, n), layout.place(step.dst, segment)
+        dst = layout.place(step.dst, segment)
+        if step.kind == StepKind.FILL:
+            if rank.device and step.dst.buffer != Buffer.HOST_SCRATCH:
+                raise Fault("fills on the host what does not lie in host memory")
+            self.store(rank, dst, [(n, self.values.neutral(combining(plan.redop)), 0)], me.access())
+            return
+        src = layout.place(step.src, segment, n)
         if step.kind == StepKind.COPY:
             if layout.length(step.src, segment) != n:
                 raise Fault(f"copies {layout.length(step.src, segment)} elements to where {n} lie")
@@ -276,9 +284,6 @@ class Machine:
             and step.src.buffer == Buffer.HOST_SCRATCH
         ):
             raise Fault("scales on the device what lies in host memory")
-        if step.kind == StepKind.FILL:
-            self.store(rank, dst, [(n, *self.values.neutral())], me.access())
-            return
         sources = [src]
         if step.kind == StepKind.COMBINE:
             stride = layout.stride(step.src) * step.stride
@@ -321,11 +326,12 @@ class Machine:
         begun: list[tuple[int, list[Proc]]] = []
         for number in range(step.first_flow, step.first_flow + step.n_flows):
             flow = plan.flows[number]
-            if rank.device and any(s.buffer not in (-1, Buffer.HOST_SCRATCH) for s in (flow.src, flow.dst)):
+            if rank.staged and any(s.buffer not in (-1, Buffer.HOST_SCRATCH) for s in (flow.src, flow.dst)):
                 raise Fault("sends or receives memory of the device; the border needs host memory")
-            if rank.layout.length(flow.src if flow.src.buffer >= 0 else flow.dst, segment) == 0:
-                continue
+            empty = rank.layout.length(flow.src if flow.src.buffer >= 0 else flow.dst, segment) == 0
             orders = rank.clashes(step, number)
+            if empty and not orders:
+                continue
             after = [proc for earlier, procs in begun if earlier in orders for proc in procs]
             where = Where(plan.rank, me.where.step if me.where else -1, "flows", segment, f", {_name(flow.kind)}")
             begun.append((number, start_flow(self, rank, number, me, where, segment, after)))

@@ -8,6 +8,7 @@ different ranks and fold in any order, and memory that nobody has written is NaN
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from hetccl.types import RedOp
 __all__ = ["Outcome", "Stuck", "run_plans"]
 
 NAN = float("nan")
+NEUTRAL = {RedOp.SUM: -0.0, RedOp.PROD: 1.0, RedOp.MAX: -math.inf, RedOp.MIN: math.inf}
 CALLS = frozenset(StepKind(kind) for kind in range(StepKind.TRANSFER + 1))  # of the vendor's library
 FOLD: dict[RedOp, Callable[[float, float], float]] = {
     RedOp.SUM: lambda a, b: a + b,
@@ -250,6 +252,8 @@ class _Rank(Flows):
 
     def at_once(self, step: Step) -> bool:
         """Done by the host when its turn comes, not by the device's stream."""
+        if step.kind == StepKind.FILL:
+            return True
         if step.kind == StepKind.SCALE:
             return self.plan.scale_divisor == 0.0 or step.dst.buffer == Buffer.HOST_SCRATCH
         return step.kind in (StepKind.COMBINE, StepKind.FLOWS, StepKind.FILL)
@@ -284,6 +288,9 @@ class _Rank(Flows):
         src, lo, _ = self.at(step.src, segment)
         if n == 0:
             return
+        if step.kind == StepKind.FILL:
+            self.save(dst, to, [NEUTRAL[self.operator()]] * n)
+            return
         if step.kind == StepKind.COPY:
             self.save(dst, to, self.load(src, lo, n))
         elif step.kind == StepKind.FILL:
@@ -295,9 +302,11 @@ class _Rank(Flows):
             stride = step.stride * (self.count if step.src.buffer in (Buffer.IN, Buffer.OUT) else self.segment)
             self.save(dst, to, self.fold([self.load(src, lo + i * stride, n) for i in range(step.n_src)]))
 
+    def operator(self) -> RedOp:
+        return RedOp.SUM if self.plan.redop in (RedOp.AVG, RedOp.PREMUL_SUM) else self.plan.redop
+
     def fold(self, parts: list[list[float]], divisor: float = 1.0) -> list[float]:
-        redop = RedOp.SUM if self.plan.redop in (RedOp.AVG, RedOp.PREMUL_SUM) else self.plan.redop
-        result = [reduce(FOLD[redop], column) for column in zip(*parts, strict=True)]
+        result = [reduce(FOLD[self.operator()], column) for column in zip(*parts, strict=True)]
         return [x / divisor for x in result] if divisor != 1.0 else result
 
     # ---- vendor calls
@@ -324,7 +333,15 @@ class _Rank(Flows):
             for c in calls
         ):
             raise Stuck(f"island {self.island.index}: its ranks make different vendor calls")
-        kind, n, root, size = first.step.kind, first.n, first.step.root, len(calls)
+        kind, n, root, target = first.step.kind, first.n, first.step.root, first.step.to
+        members = groups_of(self.island.size, self.islands)[first.step.group]
+        for i, c in enumerate(calls):
+            if i not in members:
+                c.result, c.ready = [], True
+        if len(members) < len(calls):
+            calls, root = [calls[m] for m in members], members.index(root) if root in members else 0
+            target = members.index(target) if target in members else -1
+        size = len(calls)
         reads = n * size if kind in (StepKind.REDUCE_SCATTER, StepKind.ALL_TO_ALL) else n
         one = kind in (StepKind.BROADCAST, StepKind.TRANSFER)
         members = groups_of(size, self.islands)[first.step.group]
@@ -336,7 +353,7 @@ class _Rank(Flows):
             if kind == StepKind.BROADCAST:
                 c.result = data[root]
             elif kind == StepKind.TRANSFER:
-                c.result = data[root] if i == first.step.to else []
+                c.result = data[root] if i == target else []
             elif kind == StepKind.ALL_TO_ALL:
                 c.result = [x for part in data for x in part[i * n : (i + 1) * n]]
             elif kind == StepKind.ALL_GATHER:

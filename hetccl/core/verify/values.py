@@ -55,12 +55,12 @@ class Values:
         """Combined by a vendor's library: another call, even with the same parts, need not give the same bits."""
         return self._operator("vendor", redop, call, parts)
 
-    def neutral(self) -> tuple[int, int]:
-        """What leaves the operator's other side as it is: no input at all."""
-        return self._node(("neutral",)), 0
-
     def divided(self, divisor: float, value: tuple[int, int]) -> tuple[int, int]:
         return value if divisor == 1.0 else (self._node(("/", divisor, value[0])), value[1])
+
+    def neutral(self, redop: RedOp) -> int:
+        """What leaves the other side of an operator as it is."""
+        return self._node(("neutral", redop))
 
     def scaled(self, rank: int, value: tuple[int, int]) -> tuple[int, int]:
         """Multiplied by a rank's own factor (premul_sum)."""
@@ -69,8 +69,10 @@ class Values:
     def operators(self, node: int) -> set[RedOp]:
         """The operators in a term."""
         term = self._terms[node]
-        if term[0] in ("in", "neutral"):
+        if term[0] == "in":
             return set()
+        if term[0] == "neutral":
+            return {term[1]}
         if term[0] in ("/", "*"):
             return self.operators(term[2])
         return {term[1]}.union(*(self.operators(child) for child, _ in term[3]))
@@ -101,10 +103,10 @@ class Values:
         if node == UNDEFINED:
             return "undefined"
         term = self._terms[node]
-        if term[0] == "neutral":
-            return "neutral"
         if term[0] == "in":
             return f"in{term[1]}[{index}]"
+        if term[0] == "neutral":
+            return f"neutral of {term[1].label}"
         if term[0] == "/":
             return f"{self.text(term[2], index)}/{term[1]:g}"
         if term[0] == "*":
@@ -115,8 +117,10 @@ class Values:
     def _operator(
         self, kind: str, redop: RedOp, call: tuple[int, ...], parts: Sequence[tuple[int, int]]
     ) -> tuple[int, int]:
-        index = parts[0][1]
-        return self._node((kind, redop, call, tuple((node, at - index) for node, at in parts))), index
+        neutral = {node for node, _ in parts if node >= 0 and self._terms[node][0] == "neutral"}
+        index = next((at for node, at in parts if node not in neutral), 0)
+        children = tuple((node, 0 if node in neutral else at - index) for node, at in parts)
+        return self._node((kind, redop, call, children)), index
 
     def _node(self, term: tuple[Any, ...]) -> int:
         found = self._ids.get(term)
@@ -126,10 +130,10 @@ class Values:
         return found
 
     def _expand(self, term: tuple[Any, ...]) -> Iterator[Leaf]:
-        if term[0] == "neutral":
-            return
         if term[0] == "in":
             yield Leaf(term[1], 0, 1.0, 1.0, False)
+        elif term[0] == "neutral":
+            return
         elif term[0] == "*":
             combined = bool(self.operators(term[2]))
             for leaf in self.leaves(term[2]):

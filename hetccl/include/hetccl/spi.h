@@ -72,7 +72,8 @@ enum {
     HETCCL_DEVICE_DMABUF      = 1u << 3,      /* dmabuf_export */
     HETCCL_DEVICE_IPC         = 1u << 4,      /* ipc_export, ipc_open, ipc_close */
     HETCCL_DEVICE_CAPTURE     = 1u << 5,      /* is_capturing tells the truth */
-    HETCCL_DEVICE_REGISTER    = 1u << 6       /* host_register, host_unregister do something */
+    HETCCL_DEVICE_REGISTER    = 1u << 6,      /* host_register, host_unregister do something */
+    HETCCL_DEVICE_SPINS       = 1u << 7       /* reduce_resident, exchange_words: kernels that wait for a word in host memory */
 };
 
 typedef struct hetccl_reduce_args {
@@ -85,6 +86,50 @@ typedef struct hetccl_reduce_args {
     double scale;                             /* result is divided by this if it is not 1 (avg) */
     void *stream;
 } hetccl_reduce_args;
+
+#define HETCCL_SPIN_SOURCES 8
+#define HETCCL_SPIN_SCRATCH 256
+
+/* A kernel that stays and combines chunk after chunk of dst as they are announced. Chunk t (of `chunk` elements, the last one
+ * of what is left) may be combined once *arrive has come to base + t + 1, and is done when *freed has; counts wrap. The words
+ * lie in registered or pinned host memory. A source is either as long as dst, or a ring of `slots` slots of `slot_bytes`
+ * bytes, where chunk t lies in slot (first[k] + t) % slots. The kernel leaves early when *stop is not 0 or timeout_ns are over. */
+typedef struct hetccl_resident_args {
+    uint32_t size;
+    int32_t dtype, redop;
+    uint32_t n_src;                           /* at most HETCCL_SPIN_SOURCES, combined in this order */
+    void *dst;
+    const void *src[HETCCL_SPIN_SOURCES];
+    uint32_t ring[HETCCL_SPIN_SOURCES], first[HETCCL_SPIN_SOURCES];  /* ring: this source is one */
+    uint32_t slots, base;
+    size_t slot_bytes, count, chunk;          /* count, chunk: elements; chunk bytes are a multiple of 16 */
+    double scale;                             /* as in hetccl_reduce_args */
+    uint32_t *arrive, *freed, *stop;
+    uint32_t blocks, pad;
+    void *scratch;                            /* HETCCL_SPIN_SCRATCH bytes of device memory, zero at first; one kernel at a time */
+    uint64_t timeout_ns;
+    void *stream;
+} hetccl_resident_args;
+
+/* A kernel that exchanges `src` with one other rank and combines both into dst, through host memory that both have registered.
+ * A word of 16 bytes carries 8 of data and `flag` twice; each rank stores its words to `out`, which is the other's `in`, with
+ * the same flag, which is no flag that these words hold already. *done becomes `flag` when dst is complete. */
+typedef struct hetccl_exchange_args {
+    uint32_t size;
+    int32_t dtype, redop;
+    uint32_t position;                        /* 0: the own elements are the left operand; 1: the right one */
+    void *dst;
+    const void *src;
+    size_t count;                             /* elements; words: count * element bytes / 8, rounded up */
+    double scale;
+    void *out;
+    const void *in;
+    uint32_t flag, pad;
+    uint32_t *done, *stop;
+    void *scratch;                            /* as above */
+    uint64_t timeout_ns;
+    void *stream;
+} hetccl_exchange_args;
 
 typedef struct hetccl_device_ops {
     uint32_t version, size;
@@ -127,6 +172,10 @@ typedef struct hetccl_device_ops {
     int (*ipc_open)(void *ctx, const void *handle64, void **ptr);
     int (*ipc_close)(void *ctx, void *ptr);
     int (*is_capturing)(void *ctx, void *stream);            /* HETCCL_OK: no. HETCCL_IN_PROGRESS: capturing. */
+    /* Never where two ranks share the device: their kernels would wait for each other in turns of the device's scheduler.
+     * UNSUPPORTED for what they cannot do (the caller then copies and reduces step by step), before anything is enqueued. */
+    int (*reduce_resident)(void *ctx, const hetccl_resident_args *args);
+    int (*exchange_words)(void *ctx, const hetccl_exchange_args *args);
 } hetccl_device_ops;
 
 /* --------------------------------------------------------------------------------------------------- ccl_ops
@@ -209,7 +258,8 @@ enum {
     HETCCL_TRANSPORT_SAME_HOST     = 1u << 4,
     HETCCL_TRANSPORT_ENCRYPTED     = 1u << 5,
     HETCCL_TRANSPORT_SLOTS         = 1u << 6, /* reserve/commit/peek/release work in memory that the peer sees: no copy */
-    HETCCL_TRANSPORT_ANSWER        = 1u << 7  /* answer; the memory that peek gives may be written until it is released */
+    HETCCL_TRANSPORT_ANSWER        = 1u << 7, /* answer; the memory that peek gives may be written until it is released */
+    HETCCL_TRANSPORT_WINDOW        = 1u << 8  /* window */
 };
 
 typedef struct hetccl_message {
@@ -238,6 +288,14 @@ typedef struct hetccl_region_args {
     uint8_t key[64];                          /* set: what the peer needs to address the region */
     uint32_t key_len;
 } hetccl_region_args;
+
+/* Plain memory that both ranks of a link share, beside its messages. */
+typedef struct hetccl_window_args {
+    uint32_t size;
+    int32_t side;                             /* set: 0 on the rank that dialled, 1 on the other */
+    size_t nbytes;                            /* wanted; at most 128 MiB */
+    void *ptr;                                /* set: page-aligned; zero until one of the two writes */
+} hetccl_window_args;
 
 typedef struct hetccl_transport_counters {
     uint32_t size, pad;
@@ -289,6 +347,9 @@ typedef struct hetccl_transport_ops {
      * of the result. HETCCL_IN_PROGRESS: no room on RESULT; call again, but do not combine again. The sender peeks or
      * receives it like any result; its contribute slot comes free when it releases that. */
     int (*answer)(void *ctx, void *ep, hetccl_message *m);
+    /* Optional (WINDOW): the link's shared memory, the same at every call, mapped until the transport is closed. It costs
+     * memory only where it is touched or registered. Any thread. */
+    int (*window)(void *ctx, void *ep, hetccl_window_args *args);
 } hetccl_transport_ops;
 
 #define HETCCL_WAIT_WRITABLE (1 << 30)

@@ -13,7 +13,7 @@
 #include "ring_private.h"
 
 #define MAGIC 0x6d687368u
-#define LAYOUT_VERSION 1u
+#define LAYOUT_VERSION 2u
 #define LINE 128u                              /* two cache lines: the prefetcher fetches them in pairs */
 #define PAGE 4096u
 
@@ -48,9 +48,14 @@ static size_t data_at(uint32_t slots)
     return (end + PAGE - 1) & ~(size_t)(PAGE - 1);
 }
 
-size_t hetccl_shm_region_bytes(uint32_t slots, uint32_t slot_bytes)
+static size_t ring_bytes(uint32_t slots, uint32_t slot_bytes)
 {
     return data_at(slots) + 2 * all_slots(slots) * slot_bytes;
+}
+
+size_t hetccl_shm_region_bytes(uint32_t slots, uint32_t slot_bytes)
+{
+    return ring_bytes(slots, slot_bytes) + HETCCL_SHM_WINDOW;
 }
 
 static int power_of_two_within(uint64_t x, uint64_t low, uint64_t high)
@@ -123,21 +128,24 @@ static void bind_rings(hetccl_shm_ep *ep, uint32_t slots, int side)
 
 int hetccl_shm_attach(hetccl_shm *shm, const hetccl_shm_link *link, hetccl_shm_ep **out)
 {
-    size_t nbytes = hetccl_shm_region_bytes(shm->slots, shm->slot_bytes);
+    size_t nbytes = ring_bytes(shm->slots, shm->slot_bytes);
     region_head expected = {MAGIC, LAYOUT_VERSION, shm->slots, shm->slot_bytes, link->dialer, link->acceptor};
-    int status = check_region(shm, link, nbytes);
+    int status = check_region(shm, link, nbytes + HETCCL_SHM_WINDOW);
     if (status != HETCCL_OK)
         return status;
     hetccl_shm_ep *ep = calloc(1, sizeof *ep);
     uint32_t *sizes = calloc(all_slots(shm->slots) + (shm->slots + 3) / 4, sizeof *sizes);
-    void *region = MAP_FAILED;
+    void *region = MAP_FAILED, *window = MAP_FAILED;
     if (ep && sizes)                           /* MAP_POPULATE: the first collective does not pay for page faults */
         region = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, link->region_fd, 0);
-    if (region == MAP_FAILED) {
+    if (region != MAP_FAILED)                  /* no page of it exists before it is touched */
+        window = mmap(NULL, HETCCL_SHM_WINDOW, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, link->region_fd, (off_t)nbytes);
+    if (window == MAP_FAILED) {
         status = hetccl_shm_fail(shm, HETCCL_NO_MEMORY, "mapping %zu bytes of shared memory failed: errno %d",
                                  nbytes, errno);
         goto undo;
     }
+    madvise(window, HETCCL_SHM_WINDOW, MADV_DONTFORK);
     madvise(region, nbytes, MADV_DONTFORK);    /* a forked child cannot scribble on its parent's rings */
     if (link->create)
         memcpy(region, &expected, sizeof expected);
@@ -148,7 +156,8 @@ int hetccl_shm_attach(hetccl_shm *shm, const hetccl_shm_link *link, hetccl_shm_e
     }
     *ep = (hetccl_shm_ep){
         .shm = shm, .peer = link->create ? link->acceptor : link->dialer, .slot_bytes = shm->slot_bytes,
-        .region = region, .region_bytes = nbytes, .peer_doorbell = link->peer_doorbell, .sizes = sizes,
+        .region = region, .region_bytes = nbytes, .window = window, .side = !link->create,
+        .peer_doorbell = link->peer_doorbell, .sizes = sizes,
     };
     bind_rings(ep, shm->slots, link->create ? 0 : 1);
     ep->next = atomic_load_explicit(&shm->first, memory_order_relaxed);
@@ -164,6 +173,8 @@ int hetccl_shm_attach(hetccl_shm *shm, const hetccl_shm_link *link, hetccl_shm_e
     *out = ep;
     return HETCCL_OK;
 undo:
+    if (window != MAP_FAILED)
+        munmap(window, HETCCL_SHM_WINDOW);
     if (region != MAP_FAILED)
         munmap(region, nbytes);
     free(sizes);
@@ -171,13 +182,26 @@ undo:
     return status;
 }
 
+int hetccl_shm_window(void *ctx, void *handle, hetccl_window_args *args)
+{
+    hetccl_shm_ep *ep = handle;
+    if (ep->error || args->size < sizeof *args || args->nbytes > HETCCL_SHM_WINDOW)
+        return hetccl_shm_fail(ep->shm, HETCCL_INVALID, "a window of %zu bytes was asked for; an open link has %zu", args->nbytes,
+                               HETCCL_SHM_WINDOW);
+    args->ptr = ep->window;
+    args->side = ep->side;
+    return HETCCL_OK;
+}
+
 void hetccl_shm_close(hetccl_shm *shm)
 {
     int forked = getpid() != shm->pid;
     for (hetccl_shm_ep *ep = atomic_load_explicit(&shm->first, memory_order_acquire); ep; ep = ep->next) {
         hetccl_shm_ep_close(ep);
-        if (ep->region && !forked)
+        if (ep->region && !forked) {
             munmap(ep->region, ep->region_bytes);
+            munmap(ep->window, HETCCL_SHM_WINDOW);
+        }
         if (ep->peer_doorbell >= 0)
             close(ep->peer_doorbell);
         ep->region = NULL;

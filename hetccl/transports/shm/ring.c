@@ -368,11 +368,11 @@ hetccl_transport_ops hetccl_shm_ops(uint32_t slot_bytes)
     return (hetccl_transport_ops){
         .version = HETCCL_SPI_VERSION, .size = sizeof(hetccl_transport_ops),
         .caps = HETCCL_TRANSPORT_HOST_MEMORY | HETCCL_TRANSPORT_SAME_HOST | HETCCL_TRANSPORT_SLOTS |
-                HETCCL_TRANSPORT_ANSWER,
+                HETCCL_TRANSPORT_ANSWER | HETCCL_TRANSPORT_WINDOW,
         .max_message = slot_bytes, .last_error = shm_last_error, .send = shm_send, .recv = shm_recv,
         .reserve = shm_reserve, .commit = shm_commit, .peek = shm_peek, .release = shm_release,
         .progress = shm_progress, .wait_fds = hetccl_shm_wait_fds, .arm = hetccl_shm_arm, .disarm = hetccl_shm_disarm,
         .counters = shm_counters, .ep_error = shm_ep_error, .ep_close = shm_ep_close,
-        .answer = shm_answer,
+        .answer = shm_answer, .window = hetccl_shm_window,
     };
 }

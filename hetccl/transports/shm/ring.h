@@ -22,6 +22,7 @@
 #define HETCCL_SHM_MAX_SLOT (16u << 20)
 #define HETCCL_SHM_MIN_SLOTS 2u                /* slots: a power of two within these bounds */
 #define HETCCL_SHM_MAX_SLOTS 1024u
+#define HETCCL_SHM_WINDOW ((size_t)128 << 20)  /* bytes after the rings for hetccl_transport_ops.window; sparse */
 
 typedef struct hetccl_shm hetccl_shm;          /* one rank in one communicator: table, doorbell, endpoints */
 typedef struct hetccl_shm_ep hetccl_shm_ep;    /* one rank's end of one link */
@@ -37,7 +38,7 @@ typedef struct hetccl_shm_link {
 hetccl_shm *hetccl_shm_new(uint32_t rank, uint32_t slots, uint32_t slot_bytes, int doorbell);
 const hetccl_table *hetccl_shm_table(hetccl_shm *shm);
 int hetccl_shm_valid(uint64_t slots, uint64_t slot_bytes);
-size_t hetccl_shm_region_bytes(uint32_t slots, uint32_t slot_bytes);
+size_t hetccl_shm_region_bytes(uint32_t slots, uint32_t slot_bytes);   /* rings and window */
 
 /* Maps and prefaults a link. Any thread, also beside calls on other endpoints. On failure `last_error` has the text. */
 int hetccl_shm_attach(hetccl_shm *shm, const hetccl_shm_link *link, hetccl_shm_ep **ep);

@@ -57,8 +57,10 @@ struct hetccl_shm_ep {
     int peer_doorbell, closed_noticed;
     uint32_t peer, slot_bytes;
     hetccl_transport_counters counters;
-    void *region;
+    void *region;                              /* the rings */
     size_t region_bytes;
+    void *window;
+    int side;                                  /* 0: dialer */
     hetccl_shm_ep *next;
     uint32_t *sizes;                           /* backs out[].sizes and out[].lent */
 };
@@ -100,6 +102,8 @@ static inline int arrived(const in_ring *in, uint32_t position)
 
 /* Marks an endpoint as one whose owner sleeps; the peer's next commit or release then rings. */
 void hetccl_shm_lie_down(hetccl_shm_ep *ep);
+
+int hetccl_shm_window(void *ctx, void *handle, hetccl_window_args *args);
 
 int hetccl_shm_arm(void *ctx);
 int hetccl_shm_disarm(void *ctx);

@@ -30,7 +30,6 @@ class NcclDriver(VendorDriver):
     name: ClassVar[str] = "nccl"
     preference: ClassVar[int] = 20
     automatic: ClassVar[bool] = True
-    simulated_only: ClassVar[bool] = True
     torch_device_types: ClassVar[tuple[str, ...]] = ("cuda",)
     options: ClassVar[tuple[Option, ...]] = (LIBRARY,)
 
@@ -75,6 +74,7 @@ class NcclVendor(Vendor):
             )
         major, minor = (runtime.attribute(number, request.device_index) for number in (_MAJOR, _MINOR))
         self.device = CudaShapedDevice(runtime, request.device_index, f"{major}{minor}")
+        self.device_place = runtime.pci_bus_id(request.device_index)
         if request.interface:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", request.interface)
         self.ccl = _ccl(self.device.table)

@@ -75,7 +75,7 @@ class RcclVendor(Vendor):
                 f"Set HETCCL_DEVICE or LOCAL_RANK to 0 .. {count - 1}, or check {', '.join(_VISIBLE)}",
                 name=self.name,
             )
-        place = runtime.pci_bus_id(request.device_index)
+        place = self.device_place = runtime.pci_bus_id(request.device_index)
         gfx = _nodes().get(place)
         if not gfx:
             raise PluginLoadError(

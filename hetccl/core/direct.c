@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Flows on the direct path. The thread that drives starts copies and looks at events and at the counters of both ends; the data
+ * passes it by. A rank whose memory is the host's does the same with memcpy, and combines straight from the slots.
+ */
+#include "direct.h"
+#include <stdio.h>
+#include <string.h>
+
+/* Measured: a chunk costs a fixed time, and the first one and the last run alone. */
+size_t hx_direct_chunk(size_t nbytes, size_t most)
+{
+    size_t chunk = HX_LEAST_CHUNK;
+    for (size_t reach = 2u << 20; chunk < HX_SLOT_BYTES && nbytes > reach; reach *= 4)
+        chunk *= 2;                         /* up to 2 MiB: 512 KiB; 8 MiB: 1 MiB; 32 MiB: 2 MiB; then 4 MiB */
+    return chunk < most ? chunk : most;
+}
+
+/* Two full rings a direction would fall out of the cache: where an all_reduce sends contributions and results the chunks are
+ * half as large. */
+static size_t most_bytes(const hx_plan *p)
+{
+    for (int i = 0; i < p->n_flows && p->op == 0; i++)
+        if (p->flows[i].give_back)
+            return HX_SLOT_BYTES / 2;
+    return HX_SLOT_BYTES;
+}
+
+void hx_direct_begin(hx_work *w, const hx_step *s)
+{
+    size_t es = hetccl_dtype_size(w->plan->dtype);
+    for (int i = s->first_flow; i < s->first_flow + s->n_flows; i++) {
+        const hx_flow *f = &w->plan->flows[i];
+        hx_flow_state *st = &w->flow[i];
+        st->chunk = hx_direct_chunk(st->n * es, most_bytes(w->plan)) / es;
+        st->chunks = (uint32_t)((st->n + st->chunk - 1) / st->chunk);
+        st->started = 0;
+        st->done |= st->n == 0;
+        st->combiner = -1;
+        st->combine_begun = st->combined = st->fetch_begun = st->fetched = 0;
+        for (int k = 0; k < f->n_peers; k++) {
+            hx_window *win = w->comm->peers[f->peer[k]].window;
+            st->out_begun[k] = st->out_ended[k] = st->in_begun[k] = st->in_ended[k] = 0;
+            atomic_store_explicit(&win->mine->announced, (uint64_t)w->sequence << 32 | w->fingerprint, memory_order_release);
+        }
+    }
+}
+
+static int takes_from(const hx_flow *f, int k)
+{
+    return f->kind == HX_FLOW_RECV || f->kind == HX_FLOW_FORWARD ? k == 0 : k < hx_sources(f);
+}
+
+static int gives_to(const hx_flow *f, int k)
+{
+    switch (f->kind) {
+    case HX_FLOW_SEND: return k == 0;
+    case HX_FLOW_FORWARD: return k > 0;
+    case HX_FLOW_OWN: return f->give_back;
+    case HX_FLOW_PASS: return k == f->n_peers - 1;
+    case HX_FLOW_EXCHANGE: return 1;
+    default: return 0;
+    }
+}
+
+static int failed(hx_work *w, int rank, int rc)
+{
+    w->comm->fail_ranks[0] = rank;
+    w->comm->n_fail_ranks = 1;
+    return rc;
+}
+
+static int damaged(hx_work *w, int rank, const char *what)
+{
+    snprintf(w->text, sizeof w->text, "the memory shared with rank %d is damaged: its count of chunks %s cannot be", rank, what);
+    return failed(w, rank, HETCCL_SYSTEM);
+}
+
+static int mismatch(hx_work *w, int rank)
+{
+    snprintf(w->text, sizeof w->text, "rank %d is in another operation, or in this one with another size or type", rank);
+    return failed(w, rank, HETCCL_MISMATCH);
+}
+
+/* Puts chunks below `limit` of `base` into the ring towards peer k, and tells it of those that are there. */
+static int give(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, const char *base, uint32_t limit, size_t es, int *moved)
+{
+    hx_comm *c = w->comm;
+    hx_direct *d = c->direct;
+    int channel = f->kind == HX_FLOW_OWN ? HETCCL_CHANNEL_RESULT :
+                  f->kind == HX_FLOW_EXCHANGE ? HETCCL_CHANNEL_CONTRIBUTE : f->channel;
+    hx_window *win = c->peers[f->peer[k]].window;
+    hx_ring *r = &win->out[channel];
+    int rc;
+    for (; st->out_ended[k] < st->out_begun[k]; *moved = 1) {
+        rc = c->host_memory ? HETCCL_OK : c->dev->event_query(c->dev_ctx, r->event[r->ended % HX_SLOTS]);
+        if (rc == HETCCL_IN_PROGRESS)
+            break;
+        if (rc != HETCCL_OK)
+            return hx_direct_error(c, w, rc, "a copy to the host");
+        atomic_store_explicit(&r->shared->sent.value, ++r->ended, memory_order_release);
+        hx_sent(c, win, hx_chunk_at(st, st->out_ended[k]++) * es);
+    }
+    for (; st->out_begun[k] < limit; *moved = 1) {
+        uint32_t full = r->begun - atomic_load_explicit(&r->shared->taken.value, memory_order_acquire), slot = r->begun % HX_SLOTS;
+        if (full > HX_SLOTS)
+            return damaged(w, f->peer[k], "taken");
+        if (full == HX_SLOTS)
+            break;
+        size_t n = hx_chunk_at(st, st->out_begun[k]) * es;
+        const char *from = base + (size_t)st->out_begun[k] * st->chunk * es;
+        r->shared->note[slot] = (hx_note){w->fingerprint, (uint32_t)n};
+        if (c->host_memory) {
+            memcpy(r->data + slot * HX_SLOT_BYTES, from, n);
+        } else {
+            rc = hx_direct_fence(c, w, HX_STREAM_OUT);
+            if (rc == HETCCL_OK)
+                rc = c->dev->copy_async(c->dev_ctx, r->data + slot * HX_SLOT_BYTES, from, n, d->stream[HX_STREAM_OUT]);
+            if (rc == HETCCL_OK)
+                rc = c->dev->event_record(c->dev_ctx, r->event[slot], d->stream[HX_STREAM_OUT]);
+            if (rc != HETCCL_OK)
+                return hx_direct_error(c, w, rc, "a copy to the host");
+        }
+        r->begun++;
+        st->out_begun[k]++;
+        if (c->host_memory) {               /* at once: the peer takes it while we copy the next */
+            atomic_store_explicit(&r->shared->sent.value, ++r->ended, memory_order_release);
+            st->out_ended[k]++;
+            hx_sent(c, win, n);
+        }
+    }
+    return HETCCL_OK;
+}
+
+/* Takes chunks of peer k out of the ring: to where they belong, or to where they wait to be combined. What the host
+ * combines stays in its slot until then. */
+static int take(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t es, int *moved)
+{
+    hx_comm *c = w->comm;
+    hx_direct *d = c->direct;
+    hx_window *win = c->peers[f->peer[k]].window;
+    int combines = hx_sources(f) > 0, stays = combines && st->how == HX_HOW_HOST, rc;
+    hx_ring *r = &win->in[combines ? HETCCL_CHANNEL_CONTRIBUTE : f->channel];
+    for (; !stays && st->in_ended[k] < st->in_begun[k]; *moved = 1) {
+        rc = c->host_memory ? HETCCL_OK : c->dev->event_query(c->dev_ctx, r->event[r->ended % HX_SLOTS]);
+        if (rc == HETCCL_IN_PROGRESS)
+            break;
+        if (rc != HETCCL_OK)
+            return hx_direct_error(c, w, rc, "a copy to the device");
+        hx_taken(r);
+        st->in_ended[k]++;
+    }
+    for (; st->in_begun[k] < st->chunks; *moved = 1) {
+        uint32_t there = atomic_load_explicit(&r->shared->sent.value, memory_order_acquire) - r->begun, slot = r->begun % HX_SLOTS;
+        if (there > HX_SLOTS)
+            return damaged(w, f->peer[k], "sent");
+        if (there == 0) {
+            uint64_t theirs = atomic_load_explicit(&win->theirs->announced, memory_order_relaxed);
+            if (theirs >> 32 == w->sequence && (uint32_t)theirs != w->fingerprint)
+                return mismatch(w, f->peer[k]);
+            break;
+        }
+        if (combines && !stays && r->begun - win->arrived_free >= HX_SLOTS)
+            break;
+        size_t n = hx_chunk_at(st, st->in_begun[k]) * es;
+        if (r->shared->note[slot].fingerprint != w->fingerprint || r->shared->note[slot].nbytes != n)
+            return mismatch(w, f->peer[k]);
+        char *to = combines ? win->arrived + slot * HX_SLOT_BYTES : st->dst + (size_t)st->in_begun[k] * st->chunk * es;
+        if (!combines && r == &win->in[HETCCL_CHANNEL_CONTRIBUTE])
+            win->arrived_free++;            /* it counts every contribution */
+        if (stays) {
+            st->in_ended[k]++;
+        } else if (c->host_memory) {
+            memcpy(to, r->data + slot * HX_SLOT_BYTES, n);
+        } else {
+            rc = hx_direct_fence(c, w, HX_STREAM_IN);
+            if (rc == HETCCL_OK)
+                rc = c->dev->copy_async(c->dev_ctx, to, r->data + slot * HX_SLOT_BYTES, n, d->stream[HX_STREAM_IN]);
+            if (rc == HETCCL_OK)
+                rc = c->dev->event_record(c->dev_ctx, r->event[slot], d->stream[HX_STREAM_IN]);
+            if (rc != HETCCL_OK)
+                return hx_direct_error(c, w, rc, "a copy to the device");
+        }
+        r->begun++;
+        st->in_begun[k]++;
+        if (!stays && c->host_memory) {
+            hx_taken(r);
+            st->in_ended[k]++;
+        }
+    }
+    return HETCCL_OK;
+}
+
+int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, int *moved)
+{
+    int sources = hx_sources(f), rc = HETCCL_OK, all = 1;
+    if (hx_words_fit(w, f, st, es)) {
+        uint64_t theirs = atomic_load_explicit(&w->comm->peers[f->peer[0]].window->theirs->announced, memory_order_relaxed);
+        if (theirs >> 32 == w->sequence && (uint32_t)theirs != w->fingerprint)
+            return mismatch(w, f->peer[0]);
+        return hx_words_run(w, f, st, moved);
+    }
+    if (!st->started && sources && (rc = hx_combiner_start(w, f, st, es)) != HETCCL_OK)
+        return rc;
+    st->started = 1;
+    for (int k = 0; k < f->n_peers && rc == HETCCL_OK; k++) {
+        if (gives_to(f, k)) {
+            uint32_t limit = st->chunks;
+            const char *base = st->src;
+            if (f->kind == HX_FLOW_OWN || f->kind == HX_FLOW_PASS)
+                limit = st->combined, base = st->dst;
+            else if (f->kind == HX_FLOW_FORWARD)
+                limit = st->in_ended[0], base = st->dst;
+            else if (f->kind == HX_FLOW_EXCHANGE && st->how == HX_HOW_HOST && limit > st->combined + HX_SLOTS)
+                limit = st->combined + HX_SLOTS;    /* the own part is read from its slot */
+            rc = give(w, f, st, k, base, limit, es, moved);
+            all &= st->out_ended[k] == st->chunks;
+        }
+        if (rc == HETCCL_OK && takes_from(f, k)) {
+            rc = take(w, f, st, k, es, moved);
+            all &= st->in_ended[k] == st->chunks;
+        }
+    }
+    if (rc == HETCCL_OK && sources) {
+        rc = hx_combiner_run(w, f, st, es, moved);
+        all &= st->combined == st->chunks;
+    }
+    if (rc != HETCCL_OK)
+        return rc;
+    st->done = all;
+    if (all)
+        hx_combiner_end(w, st);
+    return all ? HETCCL_OK : HETCCL_IN_PROGRESS;
+}

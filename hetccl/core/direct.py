@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether all ranks of a communicator take the direct path between their devices (docs/design/device-path.md).
+
+A plan of one rank fits only the plans of the others, so it is all or none. Every rank of the host tries to open its
+half, writes the answer on the arrival board and reads those of the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+
+from hetccl.core import _board
+from hetccl.core._engine import Core
+from hetccl.core.bootstrap import Joined
+from hetccl.core.topology import Record
+from hetccl.errors import TimedOutError
+
+__all__ = ["agree"]
+
+log = logging.getLogger("hetccl.direct")
+
+YES, NO, SPINS = 1, 2, 4  # bits of an answer
+HOW = {"auto": 0, "resident": 1, "kernel": 2, "host": 3}  # HX_HOW_* of direct.h
+
+
+def agree(core: Core, joined: Joined, wanted: str) -> bool:
+    """True if every rank has opened its half. `wanted` is HETCCL_DEVICE_PATH; a forced HETCCL_COMBINE is about the
+    staged path. Blocks until all have answered, at most until the deadline for joining; raises as joining does."""
+    topology, control = joined.topology, joined.control
+    devices = any(not i.host_memory for i in topology.islands)
+    if len(topology.islands) == 1 or not devices or len(set(topology.host_ids)) > 1 or joined.combine != "auto":
+        return False
+    said = "HETCCL_DEVICE_PATH=staged" if wanted == "staged" else ""
+    if not said:
+        said = core.open_direct(HOW[wanted], not shares_device(joined.records, control.rank))
+    answer = NO if said else YES | SPINS * core.spins
+    _board.set_direct(control.address, control.rank, answer)
+    answers = _answers(joined)
+    if any(a & NO for a in answers):
+        core.agree_direct(None)
+        if said and wanted != "staged":
+            log.warning(
+                "rank %d cannot take the direct path between devices, so all ranks stage what crosses islands, which "
+                "is several times slower: %s",
+                control.rank,
+                said,
+            )
+        return False
+    core.agree_direct(bytes(bool(a & SPINS) for a in answers))
+    return True
+
+
+def shares_device(records: list[Record], rank: int) -> bool:
+    """Whether kernels of this rank that wait for another rank's could keep those from running: they share a device, or
+    might."""
+    mine = records[rank]
+    places = Counter((r.host_id, r.place) for r in records)
+    return not mine.place or places[(mine.host_id, mine.place)] > 1
+
+
+def _answers(joined: Joined) -> list[int]:
+    control = joined.control
+    checked = time.monotonic()
+    while True:
+        answers = [_board.direct(control.address, r) for r in range(control.size)]
+        missing = tuple(r for r, a in enumerate(answers) if not a)
+        if not missing:
+            return answers
+        now = time.monotonic()
+        if now > joined.deadline:
+            raise TimedOutError(
+                f"phase connect: ranks {list(missing)} did not say whether they can share memory with their devices",
+                phase="connect",
+                missing=missing,
+            )
+        if now - checked > 0.5:
+            checked = now
+            joined.check()
+        time.sleep(0.001)
