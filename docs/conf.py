@@ -38,6 +38,7 @@ def _generate(_app: Any) -> None:
     for readme in sorted(ROOT.glob("plugins/*/README.md")):
         if readme.parent.name != "_template":
             shutil.copy(readme, generated / f"{readme.parent.name}.md")
+    (generated / "tuning-keys.md").write_text(_tuning_keys())
     (generated / "variables.md").write_text(_variables())
     (generated / "topology-keys.md").write_text(_topology_keys())
 
@@ -46,6 +47,13 @@ def _variables() -> str:
     from hetccl.core import config
 
     return f"# Variables\n\nAll are read when a communicator is made.\n\n{config.render(config.variables())}"
+
+
+def _tuning_keys() -> str:
+    from hetccl.core.tuning import KEYS
+    from hetccl.core.yaml_keys import render_keys
+
+    return f"# Keys of the tuning file\n\n`hetccl tune` writes it, HETCCL_TUNING names it.\n\n{render_keys(KEYS)}"
 
 
 def _topology_keys() -> str:

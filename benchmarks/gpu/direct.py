@@ -19,6 +19,8 @@ from hetccl.types import DType, Op, RedOp
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 DEVICE = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+if os.environ.get("DIRECT_CPU_RANK") == str(RANK):
+    DEVICE = torch.device("cpu")
 TYPES = {
     torch.float32: DType.FLOAT32, torch.bfloat16: DType.BFLOAT16, torch.float16: DType.FLOAT16,
     torch.float64: DType.FLOAT64, torch.int32: DType.INT32, torch.uint8: DType.UINT8,

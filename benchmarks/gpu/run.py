@@ -226,6 +226,16 @@ def direct(run: Run) -> None:
         report(run, f"direct_{body}", ranks(run, body, spec, 100))
 
 
+def direct_cpu(run: Run) -> None:
+    """One GPU beside one CPU rank, which copies and sums with so many threads."""
+    for threads in ("1", "2", "4"):
+        env = {"HETCCL_CPU_THREADS": threads, "DIRECT_CPU_RANK": "1", "HETCCL_DEVICE": "0"}
+        make = ranks(run, "times", "nccl:1,host:1", 60, "all_reduce", "float32", env)
+        found = report(run, f"direct_cpu_{threads}", make)
+        for nbytes, us in (found[0]["us"] if found else {}).items():
+            print(f"GPU and CPU, {threads} threads {nbytes:>11} B {us:10.1f} us {int(nbytes) / us / 1e3:7.2f} GB/s")
+
+
 def direct_ways(run: Run) -> None:
     """The ways to combine, each forced: bits, and times of all_reduce."""
     for way in ("kernel", "host", "staged"):
@@ -310,9 +320,9 @@ def two(run: Run) -> bool:
 
 STAGES: dict[str, Callable[[Run], None]] = {
     "inspect": inspect, "build": build, "correctness": correctness, "conformance": conformance,
-    "two_islands": two_islands, "one_island": one_island, "streams": streams,
+    "two_islands": two_islands, "one_island": one_island, "streams": streams, "direct": direct,
+    "direct_ways": direct_ways, "direct_cpu": direct_cpu,
     "mixed": mixed, "gpt": gpt, "overlap": overlap, "gpu_tests": gpu_tests, "variables": variables,
-    "direct": direct, "direct_ways": direct_ways,
 }  # fmt: skip
 SIZES = (4, 4096, 65536, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30)
 

@@ -13,6 +13,7 @@ import tempfile
 import time
 from typing import Any
 
+from hetccl.cli import bench_algorithms
 from hetccl.core.config import parse_bytes
 from hetccl.core.launch import die_with_parent, run_ranks
 from hetccl.core.ranks import parse_ranks
@@ -30,7 +31,11 @@ border: payload that left the islands in one call, all ranks together; bound: th
 --compare: time is hetccl under torch, then the other back end, ratio = time/other (below 1: hetccl is faster), and raw,
 hetccl without torch, all on the same tensors, by turns, in one run.
 
+--all-algorithms: time of each algorithm in us, the chosen one (twice: their difference is the noise), and whether it is
+within 10 % of the best beyond the noise.
+
 examples:
+  hetccl bench all_gather --all-algorithms --ranks host:2,sim-a:2
   hetccl bench all_reduce --ranks host@a:1,host@b:1
   hetccl bench all_reduce -b 4 -e 64M -f 4 --ranks oneccl:1,host:1 --transports shm --compare gloo --json rows.json
   torchrun --nnodes 2 ... -m hetccl.cli.main bench all_reduce --ranks nccl:8,rccl:8
@@ -58,6 +63,9 @@ def add_parser(commands: Any) -> None:
     p.add_argument("--iters", default="auto", help="timed calls a size (default auto)")
     p.add_argument("--warmup", default="auto", help="calls before that (default auto)")
     p.add_argument("--compare", default="", metavar="BACKEND", help="gloo: time torch's back end beside ours")
+    p.add_argument(
+        "--all-algorithms", action="store_true", help="time every algorithm by turns: is the chosen one the best?"
+    )
     p.add_argument("--starts", type=int, default=1, help="repeat in so many fresh starts; medians over them")
     p.add_argument("--busy", type=int, default=0, metavar="N", help="N processes that keep a core busy meanwhile")
     p.add_argument("--pin", action="store_true", help="pin each rank to a core")
@@ -75,6 +83,9 @@ def run(args: argparse.Namespace) -> int:
     if under_launcher:
         return _as_rank(args, options)
     n = len(parse_ranks(options["ranks"]))
+    if args.all_algorithms:
+        rows = _one_start(options, n, args.timeout, "")
+        return bench_algorithms.report(rows, args.json)
     quiet = args.json == "-"
     if not quiet:
         print(
@@ -170,6 +181,8 @@ def _options(args: argparse.Namespace, under_launcher: bool) -> dict[str, Any]:
     for value in (args.iters, args.warmup):
         if value != "auto" and not (value.isdigit() and int(value) > 0):
             raise UsageError(f"--iters and --warmup take auto or a number of calls, not {value!r}")
+    if args.all_algorithms and (args.compare or args.starts != 1 or args.busy):
+        raise UsageError("--all-algorithms goes without --compare, --starts and --busy")
     if args.compare not in ("", "gloo"):
         raise UsageError(f"--compare knows gloo, not {args.compare!r}")
     return {
@@ -182,6 +195,7 @@ def _options(args: argparse.Namespace, under_launcher: bool) -> dict[str, Any]:
         "iters": 0 if args.iters == "auto" else int(args.iters),
         "warmup": 0 if args.warmup == "auto" else int(args.warmup),
         "compare": args.compare,
+        "all_algorithms": args.all_algorithms,
         "pin": args.pin,
         "rows": os.devnull,
     }
@@ -224,6 +238,8 @@ def _as_rank(args: argparse.Namespace, options: dict[str, Any]) -> int:
         if os.environ["RANK"] != "0":
             return code
         with open(path, encoding="utf-8") as file:
+            if args.all_algorithms:
+                return bench_algorithms.report([json.loads(line) for line in file], args.json)
             return _report(merge([[json.loads(line) for line in file]]), args.json)
 
 

@@ -47,6 +47,11 @@ def _main(options: dict[str, Any]) -> None:
     for variable, key in (("HETCCL_RANKS", "ranks"), ("HETCCL_TRANSPORTS", "transports")):
         if options[key]:
             os.environ[variable] = options[key]
+    if options["all_algorithms"]:
+        from hetccl.cli.bench_algorithms import measure
+
+        measure(options)
+        return
     torch_side = TorchSide(options["compare"]) if options["compare"] else None
     comm = torch_side.comm if torch_side else init()
     try:

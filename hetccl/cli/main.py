@@ -13,7 +13,7 @@ from hetccl.errors import HetcclError
 
 __all__ = ["main"]
 
-COMMANDS = ("doctor", "bench", "plan", "fetch")
+COMMANDS = ("doctor", "bench", "tune", "plan", "fetch")
 DESCRIPTION = """\
 Collectives over ranks on accelerators of different vendors.
 

@@ -228,7 +228,12 @@ cdef extern from "executor.h" nogil:
 
 
 cdef extern from "direct.h" nogil:
-    int hx_direct_open(hx_comm *c, int how, int may_spin, char *text, size_t room)
+    ctypedef struct hx_direct_options:
+        int how
+        int may_spin
+        int hosts
+        int threads
+    int hx_direct_open(hx_comm *c, const hx_direct_options *options, char *text, size_t room)
     void hx_direct_agree(hx_comm *c, const uint8_t *spinning)
     int hx_direct_spins(const hx_comm *c)
     uint64_t hx_direct_sent(const hx_comm *c, int peer)

@@ -105,11 +105,11 @@ cdef class Core:
     def has_p2p_link(self, int peer):
         return bool(hx_p2p_has_link(self.c, peer))
 
-    def open_direct(self, int how, bint may_spin):
-        """Prepares the direct path (direct.h); `how`: HX_HOW_*. "", or why that cannot be. Nothing is sent."""
+    def open_direct(self, *options):
+        """Prepares the direct path; `options`: of hx_direct_options, in order. "", or why that cannot be. Sends nothing."""
         cdef char[512] said
-        cdef int rc = hx_direct_open(self.c, how, may_spin, said, sizeof(said))
-        return "" if rc == HETCCL_OK else text(said) or f"status {rc}"
+        cdef hx_direct_options o = hx_direct_options(options[0], options[1], options[2], options[3])
+        return "" if hx_direct_open(self.c, &o, said, sizeof(said)) == HETCCL_OK else text(said) or "out of memory"
 
     def agree_direct(self, bytes spinning):
         """All ranks can, and all use it from now on; by rank, whether kernels spin there. None: not all can."""
@@ -385,10 +385,7 @@ cdef class Work:
             self.finish = None
 
     @property
-    def streamed(self):  # nothing is left but the device's own work, on a stream
-        return bool(self.w.streamed)
-    @property
-    def stream(self):  # the one that this work ends on, as it stands now; -1: none, or the communicator is dead
+    def stream(self):  # on which all is enqueued, so that nothing but the device's work is left; -1: none, or it has failed
         return <long long><uintptr_t>self.w.stream if self.w.streamed and not self.core.c.failed else -1
 
     def is_done(self):

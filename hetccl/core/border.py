@@ -178,7 +178,8 @@ class Border:
 
     def pieces_of(self, rank: int) -> list[tuple[int, int, tuple[int, ...]]]:
         """Those that one rank holds."""
-        return self._pieces_of.get(rank, [])
+        island = self._topology.place(rank)[0]
+        return [piece for piece in self._pieces if piece[2][island] == rank]
 
     def shard_carriers(self, island: int, home: int) -> dict[int, int]:
         """{border rank of `home`: the border rank of `island` in whose shard its own begins}. Any two carriers of one
@@ -207,14 +208,6 @@ class Border:
     def _cuts(self) -> list[list[int]]:
         grain, owners = self._grain, sum(self.owners)
         return [[grain * at // sum(parts) * owners for at in accumulate(parts, initial=0)] for parts in self._parts]
-
-    @cached_property
-    def _pieces_of(self) -> dict[int, list[tuple[int, int, tuple[int, ...]]]]:
-        found: dict[int, list[tuple[int, int, tuple[int, ...]]]] = {}
-        for piece in self._pieces:
-            for rank in piece[2]:
-                found.setdefault(rank, []).append(piece)
-        return found
 
     @cached_property
     def _pieces(self) -> list[tuple[int, int, tuple[int, ...]]]:
@@ -256,6 +249,8 @@ class Border:
     def _find_tree(self, to: int) -> list[int]:
         """Shortest paths; of equals the one over the lowest island."""
         n = len(self._islands)
+        if self.mesh:
+            return [-1 if c == to else to for c in range(n)]
         parents, level = [-1] * n, [to]
         left = [c for c in range(n) if c != to]
         while level and left:

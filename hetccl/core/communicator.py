@@ -120,14 +120,14 @@ class Communicator(Collectives, Reports):
         self._connector = Connector(self.rank, joined.transports, joined.tables, self._linked)
         self._connector.start(joined.records)
         self._connector.connect_border(joined.topology.border_pairs(), joined.deadline, joined.check)
-        self._direct = direct.agree(self._core, joined, config.device_path)
+        self._direct = direct.agree(self._core, joined, self.tracing.device_path, config.cpu_threads)
         if self._direct:
             self._planner.use_direct()
         control = joined.control
         self._core.set_shared(joined.topology.chunk_bytes, control.address, control.owner)
         self._core.start()
         self._watch = Watch(
-            self._core, control, bool(joined.ccl.caps & 2),
+            self._core, self.size, joined.control.state, joined.control.aborted_by, bool(joined.ccl.caps & 2),
             lambda: str(failures(self._core.failed, "", self._core.failed_ranks())),
         )  # fmt: skip
         reactor().every_tick(self._watch.tick)

@@ -56,8 +56,9 @@ class Config:
     order: str = "program"
     socket_ifname: str = ""
     border_rate: int = 0
-    topology: str = ""
     device_path: str = "auto"
+    cpu_threads: int = 1
+    topology: str = ""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -200,6 +201,12 @@ def _warn_unknown(env: Mapping[str, str]) -> None:
             name,
             f"; did you mean HETCCL_{near[0]}?" if near else "",
         )
+
+
+def _threads(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 64:
+        raise ValueError
+    return int(text)
 
 
 def _one_of(*words: str) -> Callable[[str], str]:
@@ -371,7 +378,8 @@ VARIABLES: tuple[Variable, ...] = (
         "a number of events, 0: none",
         "",
         "For debugging: the executor writes down what it does, and after each blocking operation that is replayed "
-        "through the checker. 64 bytes an event and communicator. Unset: 65536 under HETCCL_VERIFY=always, else none.",
+        "through the checker. 64 bytes an event and communicator. Unset: 65536 under HETCCL_VERIFY=always, else none. "
+        "A number given here also stages data of devices (HETCCL_DEVICE_PATH=staged), whose direct path is not traced.",
         _device,
     ),
     Variable(
@@ -406,6 +414,13 @@ VARIABLES: tuple[Variable, ...] = (
         "Slows down what this rank sends and receives between islands, all communicators together, each way: for "
         "experiments. Unset: as fast as the transports are.",
         parse_rate,
+    ),
+    Variable(
+        "HETCCL_CPU_THREADS",
+        "1 to 64",
+        "1",
+        "Threads of a CPU rank that copy and sum what it exchanges with devices of its host. They spin as they wait.",
+        _threads,
     ),
     Variable(
         "HETCCL_DEVICE_PATH",

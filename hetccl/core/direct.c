@@ -17,12 +17,12 @@ size_t hx_direct_chunk(size_t nbytes, size_t most)
 
 /* Two full rings a direction would fall out of the cache: where an all_reduce sends contributions and results the chunks are
  * half as large. */
-static size_t most_bytes(const hx_plan *p)
+static size_t most_bytes(const hx_comm *c, const hx_plan *p)
 {
     for (int i = 0; i < p->n_flows && p->op == 0; i++)
-        if (p->flows[i].give_back)
+        if (p->flows[i].give_back && c->direct->most > HX_SLOT_BYTES / 2)
             return HX_SLOT_BYTES / 2;
-    return HX_SLOT_BYTES;
+    return c->direct->most;
 }
 
 void hx_direct_begin(hx_work *w, const hx_step *s)
@@ -31,10 +31,9 @@ void hx_direct_begin(hx_work *w, const hx_step *s)
     for (int i = s->first_flow; i < s->first_flow + s->n_flows; i++) {
         const hx_flow *f = &w->plan->flows[i];
         hx_flow_state *st = &w->flow[i];
-        st->chunk = hx_direct_chunk(st->n * es, most_bytes(w->plan)) / es;
+        st->chunk = hx_direct_chunk(st->n * es, most_bytes(w->comm, w->plan)) / es;
         st->chunks = (uint32_t)((st->n + st->chunk - 1) / st->chunk);
         st->started = 0;
-        st->done |= st->n == 0;
         st->combiner = -1;
         st->combine_begun = st->combined = st->fetch_begun = st->fetched = 0;
         for (int k = 0; k < f->n_peers; k++) {
@@ -110,7 +109,7 @@ static int give(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, const ch
         const char *from = base + (size_t)st->out_begun[k] * st->chunk * es;
         r->shared->note[slot] = (hx_note){w->fingerprint, (uint32_t)n};
         if (c->host_memory) {
-            memcpy(r->data + slot * HX_SLOT_BYTES, from, n);
+            hx_direct_copy(c, r->data + slot * HX_SLOT_BYTES, from, n);
         } else {
             rc = hx_direct_fence(c, w, HX_STREAM_OUT);
             if (rc == HETCCL_OK)
@@ -170,7 +169,7 @@ static int take(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t e
         if (stays) {
             st->in_ended[k]++;
         } else if (c->host_memory) {
-            memcpy(to, r->data + slot * HX_SLOT_BYTES, n);
+            hx_direct_copy(c, to, r->data + slot * HX_SLOT_BYTES, n);
         } else {
             rc = hx_direct_fence(c, w, HX_STREAM_IN);
             if (rc == HETCCL_OK)
@@ -190,9 +189,19 @@ static int take(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t e
     return HETCCL_OK;
 }
 
+static int all_taken(const hx_work *w, const hx_flow *f, int k)
+{
+    const hx_ring *r = &w->comm->peers[f->peer[k]].window->out[HETCCL_CHANNEL_CONTRIBUTE];
+    return atomic_load_explicit(&r->shared->taken.value, memory_order_relaxed) == r->begun;
+}
+
 int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, int *moved)
 {
     int sources = hx_sources(f), rc = HETCCL_OK, all = 1;
+    if (st->n == 0) {                       /* it was its turn: those after it may go */
+        st->done = *moved = 1;
+        return rc;
+    }
     if (hx_words_fit(w, f, st, es)) {
         uint64_t theirs = atomic_load_explicit(&w->comm->peers[f->peer[0]].window->theirs->announced, memory_order_relaxed);
         if (theirs >> 32 == w->sequence && (uint32_t)theirs != w->fingerprint)
@@ -214,6 +223,10 @@ int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, i
                 limit = st->combined + HX_SLOTS;    /* the own part is read from its slot */
             rc = give(w, f, st, k, base, limit, es, moved);
             all &= st->out_ended[k] == st->chunks;
+            /* Two ranks that exchange also end together: one that came late would else end early, come early to the next
+             * exchange, and the time between them would never go away. */
+            if (f->kind == HX_FLOW_EXCHANGE)
+                all &= all_taken(w, f, k);
         }
         if (rc == HETCCL_OK && takes_from(f, k)) {
             rc = take(w, f, st, k, es, moved);

@@ -8,6 +8,7 @@
 #ifndef HETCCL_DIRECT_H
 #define HETCCL_DIRECT_H
 #include "executor.h"
+#include "team.h"
 
 #define HX_SLOTS 4u                         /* of a ring */
 #define HX_SLOT_BYTES ((size_t)4 << 20)     /* a ring of 16 MiB stays in the last-level cache, one of 32 does not */
@@ -81,6 +82,7 @@ typedef struct hx_spin_words {              /* pinned memory that kernels poll *
 
 typedef struct hx_direct {
     int how, may_spin, kernels;             /* how: forced, or HX_HOW_AUTO */
+    size_t most;                            /* bytes of a chunk at most, equal on all ranks */
     int agreed;                             /* all ranks can: flows go this way */
     void *stream[HX_STREAMS], *drain[HX_STREAMS], *begin;
     uint32_t fenced[HX_STREAMS];            /* sequence of the work that the stream has been ordered behind */
@@ -88,12 +90,19 @@ typedef struct hx_direct {
     int draining;
     hx_combiner combiner[HX_COMBINERS];
     hx_spin_words *words;
+    hx_team *team;                          /* of a rank whose memory is the host's; NULL: it works alone */
     char *scratch;                          /* device memory: a piece a combiner, and one for exchanges of words */
 } hx_direct;
 
 /* ---- windows.c */
+typedef struct hx_direct_options {
+    int how, may_spin;
+    int hosts;                              /* some rank's memory is the host's */
+    int threads;                            /* of such a rank copy and sum */
+} hx_direct_options;
+
 /* Opens the windows of all linked peers and registers them. HETCCL_OK, or why not (text). Once, before the first operation. */
-int hx_direct_open(hx_comm *c, int how, int may_spin, char *text, size_t room);
+int hx_direct_open(hx_comm *c, const hx_direct_options *options, char *text, size_t room);
 /* All ranks have opened theirs: from now on flows use them. `spinning[rank]`: that rank's kernels may spin. */
 void hx_direct_agree(hx_comm *c, const uint8_t *spinning);
 int hx_direct_spins(const hx_comm *c);      /* whether this rank's kernels may spin */
@@ -102,6 +111,7 @@ int hx_direct_drained(hx_comm *c);          /* after a failure: whether the devi
 void hx_direct_close(hx_comm *c);           /* unregisters; before the transports unmap. Idempotent */
 /* Orders stream `which` behind what the work's own stream holds, once a work. */
 int hx_direct_fence(hx_comm *c, hx_work *w, int which);
+void hx_direct_copy(hx_comm *c, char *to, const char *from, size_t n);   /* host memory, by all threads of the rank */
 int hx_direct_error(hx_comm *c, hx_work *w, int rc, const char *what);
 
 static inline void hx_sent(hx_comm *c, hx_window *win, size_t nbytes)

@@ -25,16 +25,20 @@ YES, NO, SPINS = 1, 2, 4  # bits of an answer
 HOW = {"auto": 0, "resident": 1, "kernel": 2, "host": 3}  # HX_HOW_* of direct.h
 
 
-def agree(core: Core, joined: Joined, wanted: str) -> bool:
-    """True if every rank has opened its half. `wanted` is HETCCL_DEVICE_PATH; a forced HETCCL_COMBINE is about the
-    staged path. Blocks until all have answered, at most until the deadline for joining; raises as joining does."""
+def agree(core: Core, joined: Joined, wanted: str, threads: int) -> bool:
+    """True if every rank has opened its half. Blocks until all have answered, at most until the deadline for joining;
+    raises as joining does.
+
+    `wanted` is HETCCL_DEVICE_PATH, `threads` HETCCL_CPU_THREADS. A forced HETCCL_COMBINE is about the staged path.
+    """
     topology, control = joined.topology, joined.control
     devices = any(not i.host_memory for i in topology.islands)
     if len(topology.islands) == 1 or not devices or len(set(topology.host_ids)) > 1 or joined.combine != "auto":
         return False
     said = "HETCCL_DEVICE_PATH=staged" if wanted == "staged" else ""
     if not said:
-        said = core.open_direct(HOW[wanted], not shares_device(joined.records, control.rank))
+        hosts = any(i.host_memory for i in topology.islands)
+        said = core.open_direct(HOW[wanted], not shares_device(joined.records, control.rank), hosts, threads)
     answer = NO if said else YES | SPINS * core.spins
     _board.set_direct(control.address, control.rank, answer)
     answers = _answers(joined)

@@ -4,7 +4,6 @@
  */
 #include "direct.h"
 #include "p2p.h"
-#include <string.h>
 
 int hx_p2p_direct(const hx_comm *c, int peer, size_t nbytes)
 {
@@ -23,7 +22,7 @@ static int move(hx_comm *c, hx_work *w, hx_ring *r, int which, char *to, const c
     hx_direct *d = c->direct;
     int rc = HETCCL_OK;
     if (!w->p2p_device) {
-        memcpy(to, from, n);
+        hx_direct_copy(c, to, from, n);
         return rc;
     }
     if (first)
@@ -45,7 +44,7 @@ int hx_p2p_push(hx_comm *c, plink *l, int *moved)
 {
     hx_work *w = l->active;
     hx_ring *r = &c->peers[l->peer].window->out[HETCCL_CHANNEL_P2P];
-    size_t chunk = hx_direct_chunk(w->nbytes, HX_SLOT_BYTES), n;
+    size_t chunk = hx_direct_chunk(w->nbytes, c->direct->most), n;
     int rc;
     for (; l->active_begun < w->nbytes; l->active_begun += n, r->begun++, *moved = 1) {
         uint32_t full = r->begun - atomic_load_explicit(&r->shared->taken.value, memory_order_acquire), slot = r->begun % HX_SLOTS;
@@ -72,7 +71,7 @@ int hx_p2p_pull(hx_comm *c, plink *l, int *moved)
 {
     hx_work *w = l->into;
     hx_ring *r = &c->peers[l->peer].window->in[HETCCL_CHANNEL_P2P];
-    size_t chunk = hx_direct_chunk(w->nbytes, HX_SLOT_BYTES), n;
+    size_t chunk = hx_direct_chunk(w->nbytes, c->direct->most), n;
     int rc;
     for (; l->into_begun < w->nbytes; l->into_begun += n, r->begun++, *moved = 1) {
         uint32_t there = atomic_load_explicit(&r->shared->sent.value, memory_order_acquire) - r->begun, slot = r->begun % HX_SLOTS;

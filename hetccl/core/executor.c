@@ -260,6 +260,16 @@ static int scratch_busy(const hx_work *w, int lane, int64_t segment)
 
 static int is_vendor(const hx_step *s) { return s->kind <= HX_TRANSFER; }
 
+/* Whether the border lane has not done yet what stands before a step in the plan. A call that blocks the driver then might
+ * wait for a rank that waits for what this one has to send. */
+static int border_lags(const hx_work *w, const hx_step *s, int64_t segment, int index)
+{
+    int64_t of;
+    int at;
+    const hx_step *next = hx_lane_next(w, HX_LANE_BORDER, &of, &at);
+    return next && (of - next->shift < segment - s->shift || (of - next->shift == segment - s->shift && at < index));
+}
+
 /* One step of a lane: 1 moved, 0 blocked, -1 lane at its end (or the communicator failed). */
 static int lane_step(hx_work *w, int lane, int inline_calls)
 {
@@ -296,7 +306,8 @@ static int lane_step(hx_work *w, int lane, int inline_calls)
             hx_address(w, &s->len, segment, &n);
             int in_turn = hx_in_turn(c);    /* then the call may wait for other ranks */
             int small = n * hetccl_dtype_size(w->plan->dtype) <= HX_INLINE_BYTES || (c->ccl->caps & HETCCL_CCL_ABORT);
-            int here = n == 0 || (c->streaming ? !in_turn || inline_calls : inline_calls && small);
+            int here = n == 0 || (c->streaming ? !in_turn || inline_calls
+                                                      : inline_calls && small && !border_lags(w, s, segment, index));
             if (!here) {
                 rc = hx_lane_post(c, w, s, segment);
                 if (rc == HETCCL_OK) {

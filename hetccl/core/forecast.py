@@ -17,7 +17,7 @@ from hetccl.types import Op
 
 __all__ = ["Forecast", "border_elements", "forecast"]
 
-ALL_PLANS = 1024  # up to so many ranks, border bytes are added up over every rank's plan
+ALL_PLANS = 128  # up to so many ranks, border bytes are added up over every rank's plan
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def forecast(planner: Planner, shared: Shared, nbytes: int, spans: bool = False,
     for name in planner.selector.candidates(shared.op):
         if name != choice.algorithm and len(topology.islands) > 1:
             other, its = planner.algorithm_of(shared, replace(choice, algorithm=name))
-            times[name] = predict(costs, its, other, nbytes)[0].total
+            times[name] = predict(costs, its, other, nbytes, most_segments=most_segments)[0].total
     count = max(1, nbytes // shared.dtype.itemsize)
     border, exact = border_elements(topology, shared, algorithm, count)
     mine = plans[min(plans)]
@@ -63,7 +63,9 @@ def border_elements(topology: Topology, shared: Shared, algorithm: Algorithm, co
     if topology.size <= ALL_PLANS:
         plans = (algorithm(topology, shared, r, None) for r in range(topology.size))
         return sum(sum(p.sent_elements(count).values()) for p in plans), True
-    total = 0
+    sizes = {(i.size, len(i.borders), len(set(i.speeds)) > 1) for i in topology.islands}
+    alike = len(sizes) == 1 and not next(iter(sizes))[2]
+    total, exact = 0, True
     for island in topology.islands:
         special = {topology.border.head(island.index), island.borders[0], island.borders[-1]}
         special |= {shared.root} & set(island.ranks)
@@ -71,11 +73,10 @@ def border_elements(topology: Topology, shared: Shared, algorithm: Algorithm, co
         weights = dict.fromkeys(special, 1)
         if others:
             weights[others[0]] = len(others)
+            exact &= len(others) == 1 or alike
         for rank, weight in weights.items():
             total += weight * sum(algorithm(topology, shared, rank, None).sent_elements(count).values())
-    sizes = {(i.size, len(i.borders), len(set(i.speeds)) > 1) for i in topology.islands}
-    alike = len(sizes) == 1 and not next(iter(sizes))[2]
-    return total, alike
+    return total, exact
 
 
 def time_of(planner: Planner, shared: Shared, nbytes: int) -> float:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hetccl.core.connector import Connector
     from hetccl.core.planner import Planner
     from hetccl.core.topology import Topology
+    from hetccl.tables import DeviceTable
 
 __all__ = ["Reports"]
 
@@ -106,6 +107,19 @@ class Reports:
     def _path(self, peer: int) -> str | None:
         path = self._connector.path(peer)
         return f"{path}, direct" if path and self._direct else path
+
+    def algorithms(self, op: Op) -> tuple[str, ...]:
+        """Names of the algorithms that an operation can be done by here; HETCCL_ALGORITHM leaves one."""
+        return self._planner.selector.candidates(op)
+
+    @property
+    def topology(self) -> Topology:
+        return self._topology
+
+    @property
+    def device(self) -> DeviceTable:
+        """This rank's device, for memory that its vendor takes as it is."""
+        return self._joined.device
 
     @property
     def islands(self) -> list[list[int]]:

@@ -32,6 +32,7 @@ GRID = tuple(64 << 3 * k for k in range(9))  # 64 B to 1 GiB
 SMALLEST_SEGMENT = 128 << 10
 NEAR = 1.25  # algorithms whose first estimate is so near the best are tried with other segments
 SAME = 1.01
+ALIKE = 1.05  # measured times that are so near are equal
 MOST_BUCKETS = 32
 _known: dict[tuple[object, ...], Choices] = {}
 
@@ -95,6 +96,8 @@ class Selector:
         if forced:
             return (forced,)
         topology, shared = self.costs.topology, Shared(op, DType.FLOAT32, RedOp.SUM)
+        if len(topology.islands) == 1:  # nothing to choose: the planner takes the island's own call
+            return tuple(self._algorithms[op])[:1]
         able = []
         for name, make in self._algorithms[op].items():
             with contextlib.suppress(UnsupportedError):
@@ -187,8 +190,9 @@ class _Search:
 
     def best(self, nbytes: int) -> None:
         names = list(self.measured or self.algorithms)
-        if self.measured:
-            names = [min(names, key=lambda name: measured_time(self.measured[name], nbytes))]
+        if self.measured:  # what measured alike is left to the model: noise must not decide
+            taken = {name: measured_time(self.measured[name], nbytes) for name in names}
+            names = [name for name in names if taken[name] <= ALIKE * min(taken.values())]
         # blocks of one segment lie side by side: then one call of a library does for all of an island
         one = self.shared.op in BLOCKS and nbytes <= self.largest
         found = {choice: self._time(choice, nbytes) for choice in (Choice(n, ONE_SEGMENT if one else 0) for n in names)}

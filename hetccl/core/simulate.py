@@ -59,9 +59,9 @@ def simulate(
 ) -> Timeline:
     """The time of one operation on `count` elements. `plans` are of all ranks, or of some that stand for all.
 
-    Beyond `most_segments` segments (two at least) the rest is taken to go on at the pace of the last of them.
+    Beyond `most_segments` segments (four at least) the rest is taken to go on at the pace of the last of them.
     """
-    return _Run(costs, plans, count, max(2, most_segments), spans).run()
+    return _Run(costs, plans, count, max(4, most_segments), spans).run()
 
 
 class _Rank:
@@ -123,11 +123,11 @@ class _Run:
             max((d[k] for r in self.ranks.values() for d in r.done if len(d) > k), default=0.0)
             for k in range(self.simulated)
         ]
-        total, n, half = ends[-1] if ends else 0.0, len(self.lengths), self.simulated // 2
+        total, n = ends[-1] if ends else 0.0, len(self.lengths)
         scale = 1.0
         if n > self.simulated:
             left = (sum(self.lengths) - sum(self.lengths[: self.simulated])) / self.lengths[0]
-            total += left * (ends[-1] - ends[half - 1]) / (self.simulated - half)
+            total += left * (ends[-2] - ends[0]) / (self.simulated - 2)  # the last one has nobody behind it
             scale = sum(self.lengths) / sum(self.lengths[: self.simulated])
         stages, busiest = {}, {}
         for stage in STAGES:
@@ -222,17 +222,23 @@ class _Run:
 
     # ---- messages
 
-    def send(self, rank: _Rank, peer: int, channel: int, n: int, ready: float, whole: float) -> float:
-        """A message whose first chunk can go at `ready`, whose last is there at `whole`. Returns when it has left."""
-        path = self.costs.path(rank.rank, peer)
-        lasts = n * path.beta + -(-n // self.chunk) * path.message
+    def pass_on(
+        self, rank: _Rank, peers: tuple[int, ...], channel: int, n: int, ready: float, whole: float
+    ) -> float:
+        """One message to several peers, chunk by chunk to all, whose first chunk can go at `ready` and whose last is
+        there at `whole`. Returns when all has left."""
+        if not peers:
+            return whole
+        paths = [self.costs.path(rank.rank, peer) for peer in peers]
+        ones = [min(n, self.chunk) * path.beta + path.message for path in paths]
+        lasts = sum(n * path.beta + -(-n // self.chunk) * path.message for path in paths)
         begin = max(ready, rank.out)
-        end = max(begin + lasts, whole + min(n, self.chunk) * path.beta + path.message)
-        rank.out = end
+        rank.out = end = max(begin + lasts, whole + sum(ones))
         rank.busy["_out"] += lasts
-        if peer in self.ranks:
-            first = begin + min(n, self.chunk) * path.beta + path.message + path.latency
-            self.messages[rank.rank, peer, channel].append((first, end + path.latency))
+        for peer, path, one in zip(peers, paths, accumulate(ones), strict=True):
+            if peer in self.ranks:
+                times = (begin + one + path.latency, end + path.latency)
+                self.messages[rank.rank, peer, channel].append(times)
         return end
 
     def sends(self, rank: _Rank, flows: list[Flow], segment: int, start: float) -> float:
@@ -274,9 +280,9 @@ class _Run:
             first = start + hops * (path.latency + one)
             whole = first + lasts - one
         first = max(first, start)
-        rank.into = max(rank.into + lasts, whole, start)
+        rank.into = max(rank.into, first - one) + lasts  # messages come in side by side, none faster than the link
         rank.busy["_into"] += lasts
-        return first, rank.into
+        return first, max(rank.into, whole)
 
     def flows(self, rank: _Rank, lane: Lane, step: Step, index: int, segment: int) -> bool:
         start, waiting, end = rank.begun[index]
@@ -323,7 +329,7 @@ class _Run:
         if flow.kind == FlowKind.RECV:
             return whole
         if flow.kind == FlowKind.FORWARD:
-            return max([whole, *(self.send(rank, p, flow.channel, n, first, whole) for p in flow.peers[1:])])
+            return self.pass_on(rank, flow.peers[1:], flow.channel, n, first, whole)
         lasts = self.costs.combine(n * (1 + len(sources)))
         part = lasts * min(1.0, self.chunk / n)
         summed = max(rank.sums + lasts, whole + part, first + lasts)
@@ -331,7 +337,7 @@ class _Run:
         rank.busy["combine"] += lasts
         targets = flow.peers[-1:] if flow.kind == FlowKind.PASS else flow.peers if flow.give_back else ()
         way = flow.channel if flow.kind == FlowKind.PASS else Channel.RESULT
-        return max([summed, *(self.send(rank, p, way, n, first + part, summed) for p in targets)])
+        return self.pass_on(rank, targets, way, n, first + part, summed)
 
 
 def _sources(flow: Flow) -> tuple[tuple[int, ...], int]:

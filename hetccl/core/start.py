@@ -8,10 +8,10 @@ from typing import Any
 
 from hetccl.core.communicator import Communicator
 from hetccl.core.config import Config
-from hetccl.core.store import open_store
+from hetccl.core.store import Store, open_store
 from hetccl.errors import ConfigError
 
-__all__ = ["init"]
+__all__ = ["init", "meeting"]
 
 
 def init(**options: Any) -> Communicator:
@@ -20,6 +20,11 @@ def init(**options: Any) -> Communicator:
 
     `options` are those of `Communicator`.
     """
+    return Communicator(*meeting(), **options)
+
+
+def meeting() -> tuple[Store, int, int]:
+    """(store, rank, size) as the environment says them."""
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError) as error:
@@ -31,8 +36,9 @@ def init(**options: Any) -> Communicator:
     if not url:
         if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
             raise ConfigError(
-                "where do the ranks meet? Set HETCCL_STORE=file:///folder (one host or a shared file system) or tcp://host:port",
+                "where do the ranks meet? Set HETCCL_STORE=file:///folder (one host or a shared file system) or "
+                "tcp://host:port",
                 variable="HETCCL_STORE",
             )
         url = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    return Communicator(open_store(url, rank, size, config.timeout), rank, size, **options)
+    return open_store(url, rank, size, config.timeout), rank, size

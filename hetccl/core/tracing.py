@@ -45,12 +45,14 @@ class Tracing:
         capacity = config.trace_steps
         if capacity is None:
             capacity = ALWAYS_STEPS if config.verify == "always" else 0
+        # what goes straight between devices leaves no trace: who asks for one gets the staged path
+        self.device_path = "staged" if config.trace_steps else config.device_path
         self._planner, self._plans = planner, list[tuple[Plan, tuple[Any, ...]]]()
         self._trace = Trace(capacity) if capacity else None
         self._open: dict[int, list[Event]] = {}
         self._torn: set[int] = set()  # operations of which events are missing
         self._lock = threading.Lock()
-        self.replayed = self.lost = 0  # operations; events
+        self.replayed = self.lost = self.untold = 0  # operations; events that found no room; that do not tell all
         self.keep: list[Traced] | None = None  # a list here gets all that is replayed, to look at it with other ranks'
 
     def attach(self, core: int) -> None:
@@ -89,7 +91,12 @@ class Tracing:
             return []
         with self._lock:
             events, lost = self._trace.take()
-            found = []
+            found: list[Traced] = []
+            if any(island.direct for island in self._planner.topology.islands):
+                if not self.untold:
+                    log.warning("operations are not replayed: what goes straight between devices leaves no trace")
+                self.untold += len(events)
+                return found
             for sequence, what, index, peer, segment, a, b, n, m in events:
                 if what == Did.BEGIN:
                     self._torn.discard(sequence)

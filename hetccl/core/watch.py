@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 
 from hetccl.core._engine import Core
-from hetccl.core.control import Control
 from hetccl.core.failures import ABORTED, PEER_LOST, TIMED_OUT
 
 __all__ = ["EXIT_STUCK", "Watch"]
@@ -26,13 +25,16 @@ STUCK_AFTER = 3.0
 
 
 class Watch:
-    """One communicator's; `tick` is called by the reactor. `explain` turns the failure into text."""
+    """One communicator's; `tick` is called by the reactor. `aborted_by` tells which rank aborted, -1 if none did;
+    `explain` turns the failure into text."""
 
     def __init__(
-        self, core: Core, control: Control, can_abort: bool, explain: Callable[[], str]
-    ) -> None:
+        self, core: Core, size: int, state: Callable[[int], int], aborted_by: Callable[[], int], can_abort: bool,
+        explain: Callable[[], str],
+    ) -> None:  # fmt: skip
         self._core = core
-        self._control = control
+        self._size = size
+        self._state, self._aborted_by = state, aborted_by
         self._can_abort = can_abort
         self._explain = explain
         self._noticed: float | None = None
@@ -50,8 +52,8 @@ class Watch:
         if late is not None and late > PATIENCE:
             core.fail(TIMED_OUT, "island")
             return
-        lost = tuple(r for r in range(self._control.size) if self._control.state(r) == 2)
-        if not lost and self._control.aborted_by() < 0:
+        lost = tuple(r for r in range(self._size) if self._state(r) == 2)
+        if not lost and self._aborted_by() < 0:
             self._noticed = None
             return
         self._noticed = self._noticed or now

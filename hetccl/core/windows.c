@@ -88,16 +88,18 @@ static int open_device(hx_comm *c)
     return rc;
 }
 
-int hx_direct_open(hx_comm *c, int how, int may_spin, char *text, size_t room)
+int hx_direct_open(hx_comm *c, const hx_direct_options *options, char *text, size_t room)
 {
     hx_direct *d = c->direct = calloc(1, sizeof *d);
     int rc = d ? HETCCL_OK : HETCCL_NO_MEMORY;
     text[0] = 0;
     if (!d)
         return rc;
-    d->how = how;
+    int how = d->how = options->how;
+    d->team = c->host_memory ? hx_team_new(options->threads) : NULL;
+    d->most = options->hosts ? 2 * HX_LEAST_CHUNK : HX_SLOT_BYTES;   /* what a core reads twice stays in its cache */
     d->kernels = !c->host_memory && (c->dev->caps & HETCCL_DEVICE_KERNELS) && how != HX_HOW_HOST;
-    d->may_spin = d->kernels && may_spin && (c->dev->caps & HETCCL_DEVICE_SPINS) && how <= HX_HOW_RESIDENT;
+    d->may_spin = d->kernels && options->may_spin && (c->dev->caps & HETCCL_DEVICE_SPINS) && how <= HX_HOW_RESIDENT;
     if (!c->host_memory && (rc = open_device(c)) != HETCCL_OK)
         snprintf(text, room, "the device gives no streams or pinned memory: %s", c->dev->last_error(c->dev_ctx));
     for (int r = 0; r < c->size && rc == HETCCL_OK; r++)
@@ -197,8 +199,33 @@ void hx_direct_close(hx_comm *c)
         free(win);
         c->peers[r].window = NULL;
     }
+    hx_team_free(c->direct->team);
     free(c->direct);
     c->direct = NULL;
+}
+
+typedef struct copy_job {
+    char *to;
+    const char *from;
+    size_t n;
+} copy_job;
+
+static void copy_share(void *arg, int part, int parts)
+{
+    copy_job *j = arg;
+    size_t at = j->n * (size_t)part / (size_t)parts & ~(size_t)63, end = j->n * (size_t)(part + 1) / (size_t)parts & ~(size_t)63;
+    if (part + 1 == parts)
+        end = j->n;
+    memcpy(j->to + at, j->from + at, end - at);
+}
+
+void hx_direct_copy(hx_comm *c, char *to, const char *from, size_t n)
+{
+    copy_job j = {to, from, n};
+    if (c->direct->team && n >= 65536)
+        hx_team_run(c->direct->team, copy_share, &j);
+    else
+        memcpy(to, from, n);
 }
 
 int hx_direct_error(hx_comm *c, hx_work *w, int rc, const char *what)

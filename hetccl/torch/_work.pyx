@@ -99,7 +99,7 @@ class HetWork(c10d.Work):
 
         The failure is raised inside `then`: an exception that is *set* on a future reaches C++ as a value.
         """
-        if self._future is None and self._device is not None and all([work.streamed for work in self._works]):
+        if self._future is None and self._device is not None and -1 not in [work.stream for work in self._works]:
             self._future = self._device_future()
         if self._future is None:
             done = torch.futures.Future()
@@ -111,7 +111,7 @@ class HetWork(c10d.Work):
         """Complete at once, as torch's futures of device work are: whoever waits for it lets his stream wait."""
         done = torch.futures.Future(devices=[self._device])
         streams = {work.stream for work in self._works}
-        if self._finish is None and len(streams) == 1 and -1 not in streams:
+        if self._finish is None and len(streams) == 1 and -1 not in streams:  # it may have failed a moment ago
             _streams.complete_on(self._device, streams.pop(), done, self._outputs)
             return done
         side = torch.cuda.Stream(self._device) if self._works else torch.cuda.current_stream(self._device)

@@ -23,6 +23,7 @@ from hetccl.testing.launch import run, run_results
 
 BUILDER = Path(__file__).resolve().parents[1] / "standins" / "build.py"
 VENDORS = ("nccl", "rccl")
+SOON = 25.0  # seconds; two or three on an idle machine, and less than any deadline that would end it otherwise
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def outcomes(
     vendor: str, environment: dict[str, str], ranks: int, who: int, variables: dict[str, str], timeout: float = 30.0
 ) -> list[Any]:
     arguments = (vendor, who, variables, timeout)
-    return run(bodies.failing, f"{vendor}:{ranks}", timeout=60, env=environment, args=arguments)
+    return run(bodies.failing, f"{vendor}:{ranks}", timeout=100, env=environment, args=arguments)
 
 
 @pytest.mark.parametrize(("ranks", "call", "code", "word"), [
@@ -78,7 +79,7 @@ def test_an_error_on_one_rank_reaches_all(vendor: str, environment: dict[str, st
     assert found[1][1] == "VendorError" and "internal error" in found[1][2]
     for rank in (0, 2):
         assert found[rank][1] == "AbortedError" and "rank 1" in found[rank][2], found[rank]
-        assert found[rank][3] < 10.0
+        assert found[rank][3] < SOON
 
 
 def test_in_progress_is_waited_for(vendor: str, environment: dict[str, str]) -> None:
@@ -90,7 +91,7 @@ def test_in_progress_for_ever_ends_at_the_deadline(vendor: str, environment: dic
     found = outcomes(vendor, environment, 2, -1, {"STANDIN_CCL_BUSY": "ncclAllReduce:3:2000000000"}, timeout=2.0)
     for well, kind, text, seconds in found:
         assert well == 1 and kind in ("TimedOutError", "AbortedError"), text
-        assert seconds < 15.0
+        assert seconds < SOON
     assert any(kind == "TimedOutError" for _, kind, _, _ in found)
 
 
@@ -98,23 +99,23 @@ def test_an_error_that_shows_later_is_found(vendor: str, environment: dict[str, 
     found = outcomes(vendor, environment, 2, 0, {"STANDIN_CCL_ASYNC": "1:6", "STANDIN_BUSY": "50"})
     assert found[0][1] in ("VendorError", "TransportError"), found
     assert "remote process" in found[0][2] or "remote error" in found[0][2], found
-    assert found[0][3] < 10.0, found
+    assert found[0][3] < SOON, found
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_a_dead_peer_ends_the_others(vendor: str, ranks: int, environment: dict[str, str]) -> None:
-    results = run_results(bodies.bereaved, f"{vendor}:{ranks}", timeout=60, env=environment, args=(vendor,))
+    results = run_results(bodies.bereaved, f"{vendor}:{ranks}", timeout=100, env=environment, args=(vendor,))
     assert results[-1].returncode == -9
     for result in results[:-1]:
         assert result.error is None, result.traceback
         kind, text, seconds = result.value
         assert kind == "PeerLostError" and f"rank {ranks - 1}" in text, result.value
-        assert seconds < 10.0
+        assert seconds < SOON
 
 
 def test_two_ranks_on_one_device_are_refused(vendor: str, environment: dict[str, str]) -> None:
     """As the real libraries do, when they join."""
-    found = run(bodies.joined_twice, f"{vendor}:2", timeout=60, env=environment)
+    found = run(bodies.joined_twice, f"{vendor}:2", timeout=100, env=environment)
     assert all(kind for kind, _ in found), found
     assert any("Duplicate GPU" in text for _, text in found), found
 
@@ -125,7 +126,7 @@ def test_a_library_of_an_older_version(vendor: str, build: Any, tmp_path: Path) 
     env = {**build.environment(tmp_path), "STANDIN_VERSION": "21805"}
     results = run(matrix.body, f"{vendor}:2,host:1", timeout=100, env=env, args=(0.05, 0.0, 7))
     assert not [fault for one in results for fault in one["faults"]]
-    (alone, _) = run(swapped, f"{vendor}:2", timeout=60, env=env)
+    (alone, _) = run(swapped, f"{vendor}:2", timeout=100, env=env)
     assert alone["all_to_all"] == 1 and alone["transfer"] == 0
 
 
@@ -145,11 +146,11 @@ def swapped(rank: int, size: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_captured_calls_are_replayed(vendor: str, ranks: int, environment: dict[str, str]) -> None:
-    assert run(bodies.captured, f"{vendor}:{ranks}", timeout=60, env=environment, args=(vendor,)) == [[]] * ranks
+    assert run(bodies.captured, f"{vendor}:{ranks}", timeout=100, env=environment, args=(vendor,)) == [[]] * ranks
 
 
 @pytest.mark.parametrize("spec", ["{0}@a:1,{0}@b:1", "{0}:2,host:1"])
 def test_capture_between_islands_is_refused(vendor: str, spec: str, environment: dict[str, str]) -> None:
-    for found in run(bodies.refused, spec.format(vendor), timeout=60, env=environment, args=(vendor,)):
+    for found in run(bodies.refused, spec.format(vendor), timeout=100, env=environment, args=(vendor,)):
         for kind, text in found:
             assert kind == "UnsupportedError" and "captured" in text and "inside one island" in text, text

@@ -247,7 +247,7 @@ API int hipHostFree(void *p) { return release(p, HOST_TYPE); }
 API int cudaHostAlloc(void **p, size_t n, unsigned flags) { return host_alloc(p, n, flags); }
 API int cudaFreeHost(void *p) { return release(p, HOST_TYPE); }
 #endif
-API int N(HostRegister)(void *p, size_t n, unsigned flags) { return p && n && flags <= 15 ? OK : answer(INVALID); }
+API int N(HostRegister)(void *p, size_t n, unsigned flags) { ENTER("HostRegister"); return p && n && flags <= 15 ? OK : answer(INVALID); }
 API int N(HostGetDevicePointer)(void **seen, void *p, unsigned flags) { *seen = p; return p && !flags ? OK : answer(INVALID); }
 API int N(HostUnregister)(void *p) { return p ? OK : answer(INVALID); }
 

@@ -185,3 +185,20 @@ def test_a_large_cluster_is_read_at_once() -> None:
     started = time.perf_counter()
     assert parse_topology(text).topology().size == 16384
     assert time.perf_counter() - started < 2
+
+
+def test_a_part_of_the_ranks() -> None:
+    text = (
+        "islands:\n a: {vendor: x, ranks: [0, 2, 4], border: [2], hosts: {m: 1, n: 2}}\n b: {vendor: y, ranks: [1]}\n"
+        " c: {vendor: x, ranks: [3]}\nlinks:\n - {between: [b, c], rate: none}\n - {between: [a, c], rate: 2GB/s}"
+    )
+    whole = parse_topology(text)
+    part = whole.part([4, 2, 3])  # numbered anew: 0, 1, 2
+    top = part.topology()
+    assert [(i.label, i.ranks, i.borders) for i in top.islands] == [("a", (0, 1), (1,)), ("c", (2,), (2,))]
+    assert top.hosts[:2] == ("n", "n") and top.link(0, 1).rate == 2e9
+    assert [str(s) for s in part.rank_specs()] == ["x@a", "x@a", "x@c"]
+    assert part.digest != whole.digest != whole.part([0, 2, 3]).digest
+    assert whole.part([0, 1]).topology().islands[0].border == ()  # its border rank is no member: all may
+    with pytest.raises(ConfigError, match="no way leads from b to c inside this group"):
+        whole.part([1, 3])

@@ -99,10 +99,9 @@ class Carriage:
                 continue
             ends = (place(last)[1], place(item.target)[1])
             src = self._landed[number][1] if last == self._rank else NOWHERE
-            transfer(
-                b, self._blocks, self._island, self._shared, self._me, ends, src, item.dst, item.which,
-                wait if last == self._rank else -1,
-            )  # fmt: skip
+            # whoever has something to do at the border does that first: in a call it could not
+            transfer(b, self._blocks, self._island, self._shared, self._me, ends, src, item.dst, item.which, wait)
+            wait = -1
 
     def _land(self, number: int, item: _Item) -> Slice:
         there = item.dst

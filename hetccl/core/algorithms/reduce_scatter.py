@@ -137,5 +137,5 @@ def _cross(
     for q in isl.ranks:
         if holders[q] != q:
             ends = (topology.place(holders[q])[1], topology.place(q)[1])
-            wait = done if rank == holders[q] else -1
-            transfer(b, blocks, isl, shared, me, ends, targets.get(q, out), out, q, wait)
+            transfer(b, blocks, isl, shared, me, ends, targets.get(q, out), out, q, done)
+            done = -1  # whoever has something to do at the border has done that before the first

@@ -27,7 +27,7 @@ log = get_logger("verify")
 MOST_RANKS = 64  # "first" proves no larger communicators
 FEW_STEPS = 400  # steps and flows of all ranks; larger plans are proved for 3 counts, ten times larger ones for one
 MOST_STEPS = 20_000  # beyond so many "first" proves nothing: the first call would wait for seconds
-SHAPES = 4  # of a v form, beside the made-up ones, that are proved; the same code makes the plans of the next
+SHAPES = 5  # of a v form, beside the made-up ones, that are proved; the same code makes the plans of the next
 UNPROVED = (
     "%s is not proved before it runs: its plans have %d steps and flows on all ranks, HETCCL_VERIFY=first proves up to "
     "%d; HETCCL_VERIFY=always proves any"
@@ -55,7 +55,7 @@ class Gate:
         mine = make(topology, shared, self._rank, places)
         what = (replace(shared, counts=()), mine.algorithm)
         shapes = self._shapes.setdefault(what, 0)
-        if shapes > SHAPES and self._mode != "always":
+        if shapes >= SHAPES and self._mode != "always":
             return
         if not shapes:
             for counts in made_up(shared, topology.size):

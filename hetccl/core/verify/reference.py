@@ -293,8 +293,6 @@ class _Rank(Flows):
             return
         if step.kind == StepKind.COPY:
             self.save(dst, to, self.load(src, lo, n))
-        elif step.kind == StepKind.FILL:
-            self.save(dst, to, [NEUTRAL.get(self.plan.redop, 0.0)] * n)
         elif step.kind == StepKind.SCALE:
             by = self.plan.scale_divisor
             self.save(dst, to, [x / by if by else x * self.factor for x in self.load(src, lo, n)])

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks do in the tests of the direct path."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import hetccl
+from hetccl.types import DType, Op
+
+SMALL, LARGE = 1000, 1_500_000  # elements: an exchange of words; several chunks
+
+
+def sums(rank: int, size: int) -> dict[str, Any]:
+    """all_reduce of sizes around the seams; what went which way."""
+    import numpy as np
+
+    wrong = []
+    with hetccl.init() as comm:
+        for n in (1, SMALL, 131072, 131073, LARGE, 2 * LARGE + 1):
+            x = [np.resize((np.arange(4099) % 97 + 10 * r).astype(np.float32), n) for r in range(size)]
+            comm.all_reduce(x[rank])
+            rest = [y for r, y in enumerate(x) if r != rank]
+            own = np.resize((np.arange(4099) % 97 + 10 * rank).astype(np.float32), n)
+            if not np.array_equal(x[rank], sum(rest, own)):
+                wrong.append(n)
+        paths = set(comm.paths().values())
+        return {"wrong": wrong, "paths": paths, "stats": comm.stats()}
+
+
+def messages(rank: int, size: int) -> list[str]:
+    """Messages between devices, of host memory, and to whoever asks; both ways at once."""
+    import numpy as np
+
+    wrong = []
+    with hetccl.init() as comm:
+        device = comm._joined.device
+        device.bind_thread()
+        for n in (10, 70_000, 600_000, 9_000_001):
+            x = np.random.default_rng(n).integers(0, 255, n, dtype=np.uint8)
+            source, target = device.alloc(n), device.alloc(n)
+            device.copy(source, x.ctypes.data, n)
+            device.stream_sync()
+            peer = -1 if n == 600_000 else 1 - rank
+            works = [
+                comm.post(Op.SEND, source, 0, n, DType.UINT8, 0, 1 - rank, tag=3),
+                comm.post(Op.RECV, 0, target, n, DType.UINT8, 0, peer, tag=3),
+            ]
+            for work in works:
+                work.wait()
+            y = np.zeros_like(x)
+            device.copy(y.ctypes.data, target, n)
+            device.stream_sync()
+            if not np.array_equal(x, y):
+                wrong.append(f"{n} bytes of device memory")
+            z = np.zeros_like(x)
+            for work in (comm.send(x, 1 - rank, async_op=True), comm.recv(z, 1 - rank, async_op=True)):
+                work.wait()
+            if not np.array_equal(x, z):
+                wrong.append(f"{n} bytes of host memory")
+    return wrong
+
+
+def differ(rank: int, size: int, first: int, second: int) -> str:
+    """Ranks that call all_reduce with different counts: the name of the error."""
+    import numpy as np
+
+    with hetccl.init() as comm:
+        comm.all_reduce(np.ones(SMALL, np.float32))
+        try:
+            comm.all_reduce(np.ones(second if rank else first, np.float32), timeout=20)
+        except hetccl.errors.HetcclError as error:
+            return type(error).__name__
+    return "nothing"
+
+
+def dies(rank: int, size: int, count: int) -> tuple[str, float]:
+    """Rank 1 dies while rank 0 waits for it; the name of rank 0's error, and after how many seconds."""
+    import numpy as np
+
+    with hetccl.init() as comm:
+        comm.all_reduce(np.ones(count, np.float32))
+        if rank == 1:
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        started = time.monotonic()
+        try:
+            comm.all_reduce(np.ones(count, np.float32), timeout=60)
+        except hetccl.errors.HetcclError as error:
+            return type(error).__name__, time.monotonic() - started
+    return "nothing", 0.0

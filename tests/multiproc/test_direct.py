@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The direct path between devices of one host, on stand-ins of CUDA and on pretend accelerators."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, os.path.dirname(__file__))
+import direct_bodies
+
+from hetccl.core.direct import shares_device
+from hetccl.core.topology import Record
+from hetccl.testing.launch import run, run_results
+
+BUILDER = Path(__file__).resolve().parents[1] / "standins" / "build.py"
+PAIR = "nccl@a:1,nccl@b:1"
+
+
+@pytest.fixture(scope="module")
+def environment(
+    tmp_path_factory: pytest.TempPathFactory, require: Callable[[object, str, str], None]
+) -> dict[str, str]:
+    require(shutil.which("gcc") and shutil.which("g++"), "a C and C++ compiler", "apt-get install g++")
+    spec = importlib.util.spec_from_file_location("standins_build", BUILDER)
+    assert spec is not None and spec.loader is not None
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    folder = tmp_path_factory.mktemp("standins")
+    build.build(folder, build.NVIDIA)
+    return dict(build.environment(folder))
+
+
+@pytest.mark.parametrize("way", ["auto", "resident", "kernel", "host", "staged"])
+def test_every_way_gives_the_same_bits(environment: dict[str, str], way: str) -> None:
+    found = run(direct_bodies.sums, PAIR, timeout=100, env={**environment, "HETCCL_DEVICE_PATH": way})
+    assert [f["wrong"] for f in found] == [[], []]
+    direct = way != "staged"
+    assert all(f["paths"] == {"shm, direct" if direct else "shm"} for f in found)
+    assert all(f["stats"]["border_bytes"] > 0 for f in found)
+
+
+@pytest.mark.parametrize("ranks", ["nccl:1,host:1", "nccl@a:1,host:1,nccl@b:1", "nccl@a:2,nccl@b:2"])
+def test_with_hosts_and_larger_islands(environment: dict[str, str], ranks: str) -> None:
+    found = run(direct_bodies.sums, ranks, timeout=100, env={**environment, "HETCCL_CPU_THREADS": "2"})
+    assert all(f["wrong"] == [] and f["paths"] == {"shm, direct"} for f in found)
+
+
+@pytest.mark.parametrize("ranks", [PAIR, "sim-a:1,sim-b:1", "sim-a:1,host:1"])
+def test_messages(environment: dict[str, str], ranks: str) -> None:
+    assert run(direct_bodies.messages, ranks, timeout=60, env=environment) == [[], []]
+
+
+@pytest.mark.parametrize("counts", [(1000, 1001), (1000, 1_500_000), (1_500_000, 1_500_001)])
+def test_ranks_that_call_different_things_find_out(environment: dict[str, str], counts: tuple[int, int]) -> None:
+    names = run(direct_bodies.differ, PAIR, timeout=60, env=environment, args=counts)
+    assert "MismatchError" in names and set(names) <= {"MismatchError", "AbortedError"}
+
+
+@pytest.mark.parametrize("count", [direct_bodies.SMALL, direct_bodies.LARGE])
+def test_a_dead_peer_ends_the_wait(environment: dict[str, str], count: int) -> None:
+    """The kernel that waits for the peer's words, or chunks, is told to stop."""
+    found = run_results(direct_bodies.dies, PAIR, timeout=60, env=environment, args=(count,))
+    name, seconds = found[0].value
+    assert name == "PeerLostError" and seconds < 20
+
+
+def test_one_that_cannot_register_makes_all_stage(environment: dict[str, str]) -> None:
+    env = {**environment, "STANDIN_FAIL": "cudaHostRegister:1:2"}
+    found = run_results(direct_bodies.sums, PAIR, timeout=60, env=env)
+    assert all(f.value["wrong"] == [] and f.value["paths"] == {"shm"} for f in found)
+    assert all(f.stderr.count("cannot take the direct path") == 1 for f in found)
+
+
+def test_kernels_do_not_spin_on_a_shared_device() -> None:
+    def record(rank: int, place: str, host: str = "h") -> Record:
+        return Record(
+            rank, host, host, 1, "x", "", ("", "", "", ""), 1, "", False, False, True, 1, (), 0, {}, {}, place=place
+        )
+
+    apart = [record(0, "0000:01:00.0"), record(1, "0000:02:00.0")]
+    assert not shares_device(apart, 0) and not shares_device(apart, 1)
+    assert shares_device([record(0, "0000:01:00.0"), record(1, "0000:01:00.0")], 1)
+    assert not shares_device([record(0, "0000:01:00.0"), record(1, "0000:01:00.0", "other")], 1)
+    assert shares_device([record(0, ""), record(1, "0000:02:00.0")], 0)  # unknown: it might
