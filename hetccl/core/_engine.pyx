@@ -236,8 +236,6 @@ cdef class Core:
         cdef CompiledPlan plan
         cdef Work work = Work.__new__(Work)
         if op == SEND or op == RECV:
-            if hetccl_dtype_size(dtype) == 0:
-                raise errors.UsageError(f"{dtype} is no dtype; hetccl.types says what there is")
             w = self.point_to_point(op == SEND, in_ptr if op == SEND else out_ptr, count * hetccl_dtype_size(dtype), root, tag,
                                     timeout, stream)
             stream = -1

@@ -11,7 +11,7 @@ from typing import Any
 
 from hetccl.core import _state, direct, lifecycle, log, registry
 from hetccl.core._engine import Core, Work
-from hetccl.core.arguments import message_tag, redop, same_size
+from hetccl.core.arguments import message_tag, number, redop, same_size
 from hetccl.core.bootstrap import join
 from hetccl.core.buffers import Buffer, check_overlap, take
 from hetccl.core.coalesced import Packing
@@ -232,6 +232,7 @@ class Communicator(Collectives, Reports):
         """
         if op in (Op.SEND, Op.RECV):
             message_tag(tag)
+            number(DType, dtype, "dtype")
         else:
             self._check_rank(root, "root")
         if op == Op.SEND:

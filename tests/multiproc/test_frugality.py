@@ -20,7 +20,7 @@ from hetccl.core.store import open_store
 from hetccl.testing.launch import run
 from hetccl.types import DType, Op
 
-CALLS = 2000
+CALLS = 300
 ISLANDS = "host@a:1,host@b:1"
 
 
