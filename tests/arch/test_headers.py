@@ -8,7 +8,7 @@ from pathlib import Path
 LINE = "SPDX-License-Identifier: " + "Apache-2.0"
 # Taken word for word from elsewhere, empty by nature, joined into another file, or without comments.
 EXEMPT_NAMES = {"LICENSE", "py.typed", ".gitignore", ".gitkeep"}
-EXEMPT_SUFFIXES = {".json", ".csv", ".txt", ".tsv"}
+EXEMPT_SUFFIXES = {".json", ".csv", ".txt", ".tsv", ".gz"}
 
 
 def test_every_file_names_its_licence(files: list[Path], root: Path) -> None:
