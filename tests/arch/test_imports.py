@@ -21,7 +21,7 @@ def test_import_is_fast() -> None:
 
 
 def test_a_slow_import_would_be_noticed() -> None:
-    assert fastest("import time; time.sleep(0.15)", runs=2) - fastest("pass", runs=2) > LIMIT_S
+    assert fastest("import time; time.sleep(0.4)", runs=2) - fastest("pass", runs=2) > LIMIT_S
 
 
 @pytest.mark.parametrize("module", ["hetccl", "hetccl.vendors.base", "hetccl.transports.base", "hetccl.errors"])
