@@ -31,6 +31,13 @@ def meeting() -> tuple[Store, int, int]:
         raise ConfigError(
             "RANK and WORLD_SIZE must say which rank this process is; start the job with torchrun or set them"
         ) from error
+    if not 0 <= rank < size:
+        raise ConfigError(
+            f"RANK={rank} is no rank of a job of {size} (WORLD_SIZE): ranks are 0 to {size - 1}. Start {size} processes, "
+            "or set WORLD_SIZE to the number that is started",
+            variable="WORLD_SIZE",
+            value=str(size),
+        )
     config = Config.from_env()
     url = config.store
     if not url:

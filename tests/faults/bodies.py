@@ -255,7 +255,7 @@ def joins(rank: int, size: int) -> tuple[str, str]:
 
 def fails_late(rank: int, size: int, how: str) -> tuple[str, str]:
     """Rank 1 fails or dies when the control plane already stands."""
-    from hetccl.core import bootstrap
+    from hetccl.core.vendor_comms import VendorComms
 
     if rank == 1:
 
@@ -264,7 +264,7 @@ def fails_late(rank: int, size: int, how: str) -> tuple[str, str]:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise RuntimeError("planted")
 
-        bootstrap._island_comm = trouble  # type: ignore[assignment]
+        VendorComms.join = trouble  # type: ignore[method-assign]
     try:
         hetccl.init(timeout=20).close()
     except (hetccl.HetcclError, RuntimeError) as error:
