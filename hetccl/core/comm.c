@@ -249,7 +249,8 @@ int hx_comm_progress(hx_comm *c, int inline_calls)
             c->lane_since = c->lane_since ? c->lane_since : now;
             /* An aborted call will return, and so will one that all ranks of the island have begun, unless one has died.
              * Until then it may use the works' memory. */
-            if (now - c->lane_since < ((c->ccl->caps & HETCCL_CCL_ABORT) ? 5000000000u : 2000000000u))
+            uint64_t patience = status == HETCCL_ABORTED ? 15 : c->ccl->caps & HETCCL_CCL_ABORT ? 5 : 2;
+            if (now - c->lane_since < patience * 1000000000u)
                 return 0;
             atomic_store(&c->lane_abandoned, 1);
         }

@@ -33,7 +33,7 @@ def meeting() -> tuple[Store, int, int]:
         ) from error
     if not 0 <= rank < size:
         raise ConfigError(
-            f"RANK={rank} is no rank of a job of {size} (WORLD_SIZE): they are 0 to {size - 1}. Start {size} processes, "
+            f"RANK={rank} is no rank of a job of {size} (WORLD_SIZE): they are 0 to {size - 1}. Start {size} of them, "
             "or set WORLD_SIZE to the number that is started",
             variable="WORLD_SIZE",
             value=str(size),

@@ -2,9 +2,8 @@
 """Ends what the driving thread cannot end itself: it may sit in a call of a BLOCKING vendor library.
 
 Twice a second: a loss or an abort that is old enough for the driver to have seen it, or a deadline that has passed,
-fails the
-communicator, which aborts the library's call. In a library without abort the call stays; then the process says why
-and ends (design D7), for nothing else would.
+fails the communicator, which aborts the library's call. In a library without abort the call stays; then the process
+says why and ends (design D7), for nothing else would.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ __all__ = ["EXIT_STUCK", "Watch"]
 EXIT_STUCK = 70
 PATIENCE = 0.4  # seconds that the driver gets to see news itself
 STUCK_AFTER = 3.0
+STUCK_AFTER_ABORT = 15.0  # nobody has died, so a call that all have begun returns, on a busy machine late
 
 
 class Watch:
@@ -65,7 +65,7 @@ class Watch:
             self._stuck = None
             return
         self._stuck = self._stuck or now
-        if now - self._stuck > STUCK_AFTER:
+        if now - self._stuck > (STUCK_AFTER_ABORT if self._core.failed == ABORTED else STUCK_AFTER):
             print(f"hetccl: {self._explain()}\nhetccl: the vendor's library cannot be aborted "
                   f"and its call does not return; "
                   f"this process ends with code {EXIT_STUCK}", file=sys.stderr, flush=True)  # fmt: skip
