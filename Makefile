@@ -12,7 +12,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 RANKS ?=
 BENCH ?= all_reduce
-ENVS ?= lint types full
+ENVS ?= lint types tests
 
 DEMO_PLUGINS := hetccl-vendor-oneccl hetccl-transport-tcp
 PLUGINS := $(patsubst plugins/%/pyproject.toml,%,$(filter-out plugins/_template/%,$(wildcard plugins/*/pyproject.toml)))
