@@ -41,11 +41,11 @@ demo: $(BIN)/python
 # All parts run, whatever fails; the tests come last, so that pytest's summary is the last word.
 test: venv
 	@failed=; \
-	for env in $(filter-out full,$(ENVS)); do \
+	for env in $(filter-out tests,$(ENVS)); do \
 	    echo "== $$env"; $(BIN)/tox run -qq -e $$env || failed="$$failed $$env"; \
 	done; \
 	[ -z "$$failed" ] || echo "== FAILED:$$failed"; \
-	$(if $(filter full,$(ENVS)),echo "== full"; $(BIN)/tox run -qq -e full || failed="$$failed full";) \
+	$(if $(filter tests,$(ENVS)),echo "== tests"; $(BIN)/tox run -qq -e tests || failed="$$failed tests";) \
 	[ -z "$$failed" ]
 
 bench: venv
