@@ -105,7 +105,7 @@ def test_dial_and_accept():
         data = bytearray(5)
         assert bt.recv(theirs.endpoint, data, P2P, 9) and data == b"hello"
         assert a.describe() == "shm"
-    assert open_fds() == before and "memfd:hetccl" not in maps()
+    assert open_fds() == before and "memfd:hetccl-shm" not in maps()
 
 
 def test_addresses_travel_as_json_and_name_the_host():
@@ -431,4 +431,4 @@ def one_process(rank, pipe, body):
         assert pipe.recv(1)
     transport.close()
     assert open_fds() == before
-    assert "memfd:hetccl" not in maps()
+    assert "memfd:hetccl-shm" not in maps()

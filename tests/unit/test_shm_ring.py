@@ -71,7 +71,7 @@ def ends():
         end.rings.close()
         os.close(end.doorbell)
     assert open_fds() == before
-    assert "memfd:hetccl" not in maps()
+    assert "memfd:hetccl-shm" not in maps()
 
 
 def test_every_size_on_every_channel(ends):
