@@ -90,8 +90,7 @@ class Communicator(Collectives, Reports):
         # torch's words for the devices whose memory this rank's vendor takes directly, and which of them is ours
         self.device_types, self.device_index = joined.device_types, joined.device_index
         self._planner = Planner(
-            joined.topology, self.rank, config.algorithm, config.chunk_bytes, config.verify, joined.costs,
-            joined.combine,
+            joined.topology, self.rank, config.algorithm, config.verify, joined.costs, joined.combine
         )  # fmt: skip
         failures = Failures(
             joined.topology,

@@ -83,7 +83,6 @@ class Planner:
         topology: Topology,
         rank: int,
         forced: dict[str, str],
-        segment_bytes: int | None = None,
         verify: str = "first",
         table: CostTable | None = None,
         combine: str = "auto",

@@ -14,13 +14,14 @@ from hetccl.core.algorithms.common import (
     divided,
     gather_pieces,
     island_broadcast,
+    island_only,
     needs_segments,
     prescaled,
     reduce_to,
     segment_elements,
 )
 from hetccl.core.algorithms.shards import Shards
-from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Lane, Plan, PlanBuilder, Slice, StepKind
+from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Plan, PlanBuilder, Slice, StepKind
 from hetccl.core.topology import Island, Topology
 from hetccl.types import RedOp
 
@@ -86,7 +87,7 @@ def exchange(topology: Topology, shared: Shared, rank: int, places: Places | Non
             flows = [Flow(FlowKind.EXCHANGE, Channel.CONTRIBUTE, others, src, dst, isl.index, finish=after != 1.0)]
         else:
             flows = _owner_flows(topology, src, dst, heads, border.middle, isl.index, after != 1.0)
-        done = b.border(flows, _island_only(b, ready))
+        done = b.border(flows, island_only(b, ready))
         if isl.staged:
             done = b.island(StepKind.COPY, dst, out, wait=done)
         island_broadcast(b, isl, shared, out, head, done if not isl.staged else -1)
@@ -109,14 +110,9 @@ def owners(topology: Topology, shared: Shared, rank: int, places: Places | None 
     mine = shards.mine(Buffer.OUT)
     ready = len(b.steps) - 1 if b.steps else -1
     if isl.size > 1:
-        if isl.reduces(shared.dtype, combining_op(shared)):
-            ready = shards.reduce(buffer, shift)
-        else:
-            gather_pieces(b, isl, b.whole(buffer), device_blocks, shift)
-            if mine is not None:
-                combine_pieces(b, isl, mine, device_blocks, host_blocks, shift)
-                ready = len(b.steps) - 1
-            device_blocks, host_blocks = device_blocks + isl.size, host_blocks + isl.size
+        last, used = shards.partials(shared, buffer, device_blocks, shift)
+        ready = max(ready, last)
+        device_blocks, host_blocks = device_blocks + used, host_blocks + used
     partial_buffer, result_buffer, block = (Buffer.OUT if isl.size > 1 else buffer), Buffer.OUT, 0
     done = -1
     if mine is not None:
@@ -134,7 +130,7 @@ def owners(topology: Topology, shared: Shared, rank: int, places: Places | None 
         if border.mesh:
             # what peers wait for goes first; the order within a kind stays that of the pieces, the same at both ends
             flows.sort(key=lambda f: (FlowKind.SEND, FlowKind.OWN, FlowKind.RECV).index(f.kind))
-        done = b.border(flows, _island_only(b, ready))
+        done = b.border(flows, island_only(b, ready))
         if isl.staged:
             done = b.island(StepKind.COPY, mine.on(Buffer.HOST_SCRATCH, block), mine, wait=done)
     if isl.staged:
@@ -161,13 +157,6 @@ def _owner_flows(
         Flow(FlowKind.PASS, Channel.CONTRIBUTE, (*peers, *up), src, dst, position),
         Flow(FlowKind.FORWARD, Channel.RESULT, (*up, *peers), dst=dst),
     ]
-
-
-def _island_only(b: PlanBuilder, step: int) -> int:
-    """A border step waits only for steps of the island lane; its own lane is in order anyway."""
-    while step >= 0 and b.steps[step].lane != Lane.ISLAND:
-        step -= 1
-    return step
 
 
 def _plan(

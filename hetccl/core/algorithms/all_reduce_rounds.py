@@ -8,9 +8,7 @@ from hetccl.core.algorithms.common import (
     Places,
     Shared,
     averages_by,
-    combine_pieces,
-    combining_op,
-    gather_pieces,
+    island_only,
     needs_segments,
     prescaled,
     segment_elements,
@@ -19,7 +17,7 @@ from hetccl.core.algorithms.rounds import Schedule, need_mesh, pieces_of, revers
 from hetccl.core.algorithms.rounds import ring as ring_schedule
 from hetccl.core.algorithms.rounds import tree as tree_schedule
 from hetccl.core.algorithms.shards import Shards
-from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Lane, Plan, PlanBuilder, Slice, StepKind
+from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Plan, PlanBuilder, Slice, StepKind
 from hetccl.core.topology import Topology
 
 __all__ = ["ring", "tree"]
@@ -48,14 +46,9 @@ def _in_rounds(topology: Topology, shared: Shared, rank: int, schedule: Schedule
     shard = shards.mine(Buffer.OUT)
     ready = len(b.steps) - 1 if b.steps else -1
     if isl.size > 1:
-        if isl.reduces(shared.dtype, combining_op(shared)):
-            ready = shards.reduce(buffer, shift)
-        else:
-            gather_pieces(b, isl, b.whole(buffer), device, shift)
-            if shard is not None:
-                combine_pieces(b, isl, shard, device, host, shift)
-                ready = len(b.steps) - 1
-            device, host = device + isl.size, host + isl.size
+        last, used = shards.partials(shared, buffer, device, shift)
+        ready = max(ready, last)
+        device, host = device + used, host + used
     done = -1
     if shard is not None:
         partial, result, block = (Buffer.OUT if isl.size > 1 else buffer), Buffer.OUT, 0
@@ -63,9 +56,7 @@ def _in_rounds(topology: Topology, shared: Shared, rank: int, schedule: Schedule
             block = host
             ready = b.island(StepKind.COPY, shard.on(partial), shard.on(Buffer.HOST_SCRATCH, block), shift=shift)
             partial = result = Buffer.HOST_SCRATCH
-        while ready >= 0 and b.steps[ready].lane != Lane.ISLAND:
-            ready -= 1
-        done = _border(topology, b, rank, schedule, (partial, result, block), after != 1.0, ready)
+        done = _border(topology, b, rank, schedule, (partial, result, block), after != 1.0, island_only(b, ready))
         if isl.staged:
             done = b.island(StepKind.COPY, shard.on(Buffer.HOST_SCRATCH, block), shard, wait=done)
     if isl.staged:

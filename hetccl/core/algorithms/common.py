@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hetccl.core.plan import Buffer, Plan, PlanBuilder, Slice, StepKind
+from hetccl.core.plan import Buffer, Lane, Plan, PlanBuilder, Slice, StepKind
 from hetccl.core.topology import Island, Topology
 from hetccl.types import DType, Op, RedOp
 
@@ -24,6 +24,7 @@ __all__ = [
     "gather_pieces",
     "in_scratch",
     "island_broadcast",
+    "island_only",
     "needs_segments",
     "prescaled",
     "reduce_to",
@@ -155,6 +156,13 @@ def island_broadcast(
     return b.island(
         StepKind.BROADCAST, buffer, buffer, root=root, wait=wait, shift=shift, as_bytes=not island.moves(shared.dtype)
     )
+
+
+def island_only(b: PlanBuilder, step: int) -> int:
+    """A border step waits only for steps of the island lane; its own lane is in order anyway."""
+    while step >= 0 and b.steps[step].lane != Lane.ISLAND:
+        step -= 1
+    return step
 
 
 def in_scratch(src: Slice, buffer: Buffer, block: int, width: int = 0) -> Slice:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hetccl.core.algorithms.common import Shared, island_broadcast
+from hetccl.core.algorithms.common import Shared, combine_pieces, combining_op, gather_pieces, island_broadcast
 from hetccl.core.plan import Buffer, PlanBuilder, Slice, StepKind
 from hetccl.core.topology import Topology
 
@@ -28,8 +28,21 @@ class Shards:
         cut = self._of.get(self._me)
         return self._b.range(buffer, *cut) if cut else None
 
-    def reduce(self, buffer: Buffer, shift: int) -> int:
-        """Each shard of the island's partial to its border rank. Returns the last step."""
+    def partials(self, shared: Shared, buffer: Buffer, scratch: int, shift: int) -> tuple[int, int]:
+        """Each shard of the island's partial to its border rank: by the vendor's library, or, where that cannot, moved
+        as bytes into the blocks `scratch`.. of device and host memory and combined. Returns the step after which this
+        rank has its own (-1: it gets none so) and the blocks in use."""
+        b, isl = self._b, self._island
+        if isl.reduces(shared.dtype, combining_op(shared)):
+            return self._reduce(buffer, shift), 0
+        gather_pieces(b, isl, b.whole(buffer), scratch, shift)
+        mine = self.mine(Buffer.OUT)
+        if mine is None:
+            return -1, isl.size
+        combine_pieces(b, isl, mine, scratch, scratch, shift)
+        return len(b.steps) - 1, isl.size
+
+    def _reduce(self, buffer: Buffer, shift: int) -> int:
         b, last = self._b, -1
         if self._even:
             lo, hi = self._of[self._me]
