@@ -3,12 +3,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -19,22 +15,7 @@ from hetccl.core.direct import shares_device
 from hetccl.core.topology import Record
 from hetccl.testing.launch import run, run_results
 
-BUILDER = Path(__file__).resolve().parents[1] / "standins" / "build.py"
 PAIR = "nccl@a:1,nccl@b:1"
-
-
-@pytest.fixture(scope="module")
-def environment(
-    tmp_path_factory: pytest.TempPathFactory, require: Callable[[object, str, str], None]
-) -> dict[str, str]:
-    require(shutil.which("gcc") and shutil.which("g++"), "a C and C++ compiler", "apt-get install g++")
-    spec = importlib.util.spec_from_file_location("standins_build", BUILDER)
-    assert spec is not None and spec.loader is not None
-    build = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build)
-    folder = tmp_path_factory.mktemp("standins")
-    build.build(folder, build.NVIDIA)
-    return dict(build.environment(folder))
 
 
 @pytest.mark.parametrize("way", ["auto", "resident", "kernel", "host", "staged"])

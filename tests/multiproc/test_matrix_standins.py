@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
-import shutil
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +19,6 @@ from hetccl.testing.launch import run
 
 FULL = os.environ.get("HETCCL_TEST_FULL") == "1"
 SEED = int(os.environ.get("HETCCL_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
-BUILDER = Path(__file__).resolve().parents[1] / "standins" / "build.py"
 MIXES = {
     "one island": "{}:2",
     "beside host": "{}:2,host:2",
@@ -31,20 +27,6 @@ MIXES = {
     "alternating": "host,{0},host,{0},{0}",
 }
 QUICK = {"one island", "beside host", "islands of one"}
-
-
-@pytest.fixture(scope="module")
-def environment(
-    tmp_path_factory: pytest.TempPathFactory, require: Callable[[object, str, str], None]
-) -> dict[str, str]:
-    require(shutil.which("gcc") and shutil.which("g++"), "a C and C++ compiler", "apt-get install g++")
-    spec = importlib.util.spec_from_file_location("standins_build", BUILDER)
-    assert spec is not None and spec.loader is not None
-    build = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build)
-    folder = tmp_path_factory.mktemp("standins")
-    build.build(folder)
-    return dict(build.environment(folder))
 
 
 def installed(vendor: str) -> bool:

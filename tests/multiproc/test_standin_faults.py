@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,26 +19,8 @@ from hetccl.core import registry
 from hetccl.errors import PluginNotFoundError
 from hetccl.testing.launch import run, run_results
 
-BUILDER = Path(__file__).resolve().parents[1] / "standins" / "build.py"
 VENDORS = ("nccl", "rccl")
 SOON = 25.0  # seconds; two or three on an idle machine, and less than any deadline that would end it otherwise
-
-
-@pytest.fixture(scope="module")
-def build(require: Callable[[object, str, str], None]) -> Any:
-    require(shutil.which("gcc") and shutil.which("g++"), "a C and C++ compiler", "apt-get install g++")
-    spec = importlib.util.spec_from_file_location("standins_build", BUILDER)
-    assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
-
-
-@pytest.fixture(scope="module")
-def environment(build: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("standins")
-    build.build(folder)
-    return dict(build.environment(folder))
 
 
 @pytest.fixture(params=VENDORS)

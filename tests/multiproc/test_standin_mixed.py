@@ -5,12 +5,9 @@ are rounded, whoever combines, and the GPU library is really called. That every 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
-import shutil
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,25 +21,10 @@ from hetccl.errors import HetcclError, PluginNotFoundError
 from hetccl.testing.launch import run
 from hetccl.types import DType, Op, RedOp
 
-BUILDER = Path(__file__).resolve().parents[1] / "standins" / "build.py"
 COUNTS = (1, 1003, 60_001)  # both classes of plans
 FULL = os.environ.get("HETCCL_TEST_FULL") == "1"
 CASES = [(v, c, w) for v in ("nccl", "rccl") for c in ("host", "oneccl") for w in ("device", "border", "host")]
 QUICK = {("nccl", "host", "device"), ("nccl", "host", "border"), ("rccl", "oneccl", "host")}
-
-
-@pytest.fixture(scope="module")
-def environment(
-    tmp_path_factory: pytest.TempPathFactory, require: Callable[[object, str, str], None]
-) -> dict[str, str]:
-    require(shutil.which("gcc") and shutil.which("g++"), "a C and C++ compiler", "apt-get install g++")
-    spec = importlib.util.spec_from_file_location("standins_build", BUILDER)
-    assert spec is not None and spec.loader is not None
-    build = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build)
-    folder = tmp_path_factory.mktemp("standins")
-    build.build(folder)
-    return dict(build.environment(folder))
 
 
 @pytest.mark.parametrize(("vendor", "cpus", "combine"), [c for c in CASES if FULL or c in QUICK])
