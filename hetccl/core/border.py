@@ -100,8 +100,8 @@ class Border:
 
     @cached_property
     def adder(self) -> int:
-        """The one of two islands that combines everything, -1: there is none. In host memory beside a device's: one pass over
-        its memory reads what it has and what came, and writes the sum for both, and the device has nothing to add."""
+        """The one of two islands that combines everything, -1: there is none. In host memory beside a device's: one
+        pass over it reads what it has and what came, and writes the sum for both, and the device has nothing to add."""
         hosts = [i.index for i in self._islands if i.host_memory]
         return hosts[0] if len(self._islands) == 2 and len(hosts) == 1 and any(i.direct for i in self._islands) else -1
 

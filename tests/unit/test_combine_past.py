@@ -56,7 +56,7 @@ def test_the_bits_are_those_of_combine(compiled: Callable[[int], ctypes.CDLL], b
     for dtype, redop, n_src in itertools.product(DType, RedOp, (1, 2, 3)):
         if not can_combine(dtype, redop):
             continue
-        for n, number in zip(LENGTHS, range(99)):
+        for number, n in enumerate(LENGTHS):
             nbytes, shift = n * dtype.itemsize, (number * dtype.itemsize) % 64 if number % 3 else number % 7
             srcs = [_place(rng, nbytes, (5 * i * dtype.itemsize) % 64)[1] for i in range(n_src)]
             divisor = 3.0 if redop == RedOp.AVG and n_src == 3 else 1.0
