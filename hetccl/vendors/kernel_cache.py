@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled kernels, kept on disk: compiling them takes 7 to 10 s on an H200, reading them some milliseconds.
 
-One file an image, named by what it was made from. It says what it holds, and is read only if that is true and it is this
-user's: its content runs on the device. Whatever goes wrong here only costs the time to compile.
+One file an image, named by what it was made from. It says what it holds, and is read only if that is true and it is
+this user's: its content runs on the device. Whatever goes wrong here only costs the time to compile.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def identity(path: str) -> str:
 
 
 def cached(parts: Sequence[str], make: Callable[[], bytes]) -> tuple[bytes, bool]:
-    """The image made from `parts` (source, options, compiler ...), and whether it was there: else `make` makes it, and it
-    is kept."""
+    """The image made from `parts` (source, options, compiler ...), and whether it was there: else `make` makes it, and
+    it is kept."""
     place = _place(parts)
     found = _read(place) if place else None
     if found is not None:

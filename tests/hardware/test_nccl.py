@@ -56,9 +56,11 @@ def test_the_default_stream_is_not_idle_while_one_that_it_waits_for_is_busy() ->
     """hetccl orders nothing behind a caller's stream that says it is idle. The default stream waits for all blocking
     streams of the process, so it has to answer for them."""
     import ctypes
+    import pathlib
 
     torch.cuda.init()
-    runtime = ctypes.CDLL(next(line.split()[-1] for line in open("/proc/self/maps") if "libcudart" in line))
+    maps = pathlib.Path("/proc/self/maps").read_text().splitlines()
+    runtime = ctypes.CDLL(next(line.split()[-1] for line in maps if "libcudart" in line))
     handle = ctypes.c_void_p()
     assert runtime.cudaStreamCreate(ctypes.byref(handle)) == 0
     blocking = torch.cuda.ExternalStream(handle.value)
