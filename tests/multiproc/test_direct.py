@@ -33,6 +33,16 @@ def test_with_hosts_and_larger_islands(environment: dict[str, str], ranks: str) 
     assert all(f["wrong"] == [] and f["paths"] == {"shm, direct"} for f in found)
 
 
+@pytest.mark.parametrize("way", ["auto", "staged"])
+def test_explain_says_that_the_direct_path_leaves_no_trace(environment: dict[str, str], way: str) -> None:
+    env = {**environment, "HETCCL_DEVICE_PATH": way, "HETCCL_VERIFY": "always"}
+    for r in run_results(direct_bodies.sums, PAIR, timeout=100, env=env):
+        assert r.value["wrong"] == []
+        assert ("leaves no trace; HETCCL_DEVICE_PATH=staged" in r.value["trace"]) == (way == "auto")
+        assert r.value["trace"].startswith("no: " if way == "auto" else "yes, and replayed")
+        assert ("operations are not replayed" in r.stderr) == (way == "auto")
+
+
 @pytest.mark.parametrize(("ranks", "threads"), [("nccl:1,host:1", 1), ("host:1,nccl:1", 3), ("sim-a:1,host:1", 4)])
 def test_a_host_sums_past_the_caches(environment: dict[str, str], ranks: str, threads: int) -> None:
     env = {**environment, "HETCCL_CPU_THREADS": str(threads)}
