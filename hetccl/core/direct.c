@@ -39,7 +39,12 @@ void hx_direct_begin(hx_work *w, const hx_step *s)
         for (int k = 0; k < f->n_peers; k++) {
             hx_window *win = w->comm->peers[f->peer[k]].window;
             st->out_begun[k] = st->out_ended[k] = st->in_begun[k] = st->in_ended[k] = 0;
-            atomic_store_explicit(&win->mine->announced, (uint64_t)w->sequence << 32 | w->fingerprint, memory_order_release);
+            uint64_t what = (uint64_t)w->sequence << 32 | w->fingerprint;
+            atomic_store_explicit(&win->mine->announced, what, memory_order_release);
+            if (win->copies) {
+                hx_wire_word(win, &win->mine->announced, what);
+                win->looked_ns = hetccl_now_ns();
+            }
         }
     }
 }
@@ -80,15 +85,19 @@ static int mismatch(hx_work *w, int rank)
     return failed(w, rank, HETCCL_MISMATCH);
 }
 
+static int channel_to(const hx_flow *f)
+{
+    return f->kind == HX_FLOW_OWN ? HETCCL_CHANNEL_RESULT :
+           f->kind == HX_FLOW_EXCHANGE ? HETCCL_CHANNEL_CONTRIBUTE : f->channel;
+}
+
 /* Puts chunks below `limit` of `base` into the ring towards peer k, and tells it of those that are there. */
 static int give(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, const char *base, uint32_t limit, size_t es, int *moved)
 {
     hx_comm *c = w->comm;
     hx_direct *d = c->direct;
-    int channel = f->kind == HX_FLOW_OWN ? HETCCL_CHANNEL_RESULT :
-                  f->kind == HX_FLOW_EXCHANGE ? HETCCL_CHANNEL_CONTRIBUTE : f->channel;
     hx_window *win = c->peers[f->peer[k]].window;
-    hx_ring *r = &win->out[channel];
+    hx_ring *r = &win->out[channel_to(f)];
     int rc;
     for (; st->out_ended[k] < st->out_begun[k]; *moved = 1) {
         rc = c->host_memory ? HETCCL_OK : c->dev->event_query(c->dev_ctx, r->event[r->ended % HX_SLOTS]);
@@ -96,8 +105,11 @@ static int give(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, const ch
             break;
         if (rc != HETCCL_OK)
             return hx_direct_error(c, w, rc, "a copy to the host");
-        atomic_store_explicit(&r->shared->sent.value, ++r->ended, memory_order_release);
-        hx_sent(c, win, hx_chunk_at(st, st->out_ended[k]++) * es);
+        size_t n = hx_chunk_at(st, st->out_ended[k]) * es;
+        if (hx_give(r, r->ended % HX_SLOTS, n) != HETCCL_OK)
+            break;
+        st->out_ended[k]++;
+        hx_sent(c, win, n);
     }
     for (; st->out_begun[k] < limit; *moved = 1) {
         uint32_t full = r->begun - atomic_load_explicit(&r->shared->taken.value, memory_order_acquire), slot = r->begun % HX_SLOTS;
@@ -121,9 +133,8 @@ static int give(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, const ch
         }
         r->begun++;
         st->out_begun[k]++;
-        if (c->host_memory) {               /* at once: the peer takes it while we copy the next */
-            atomic_store_explicit(&r->shared->sent.value, ++r->ended, memory_order_release);
-            st->out_ended[k]++;
+        if (c->host_memory && r->ended + 1 == r->begun && hx_give(r, slot, n) == HETCCL_OK) {
+            st->out_ended[k]++;             /* at once: the peer takes it while we copy the next */
             hx_sent(c, win, n);
         }
     }
@@ -189,12 +200,6 @@ static int take(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t e
     return HETCCL_OK;
 }
 
-static int all_taken(const hx_work *w, const hx_flow *f, int k)
-{
-    const hx_ring *r = &w->comm->peers[f->peer[k]].window->out[HETCCL_CHANNEL_CONTRIBUTE];
-    return atomic_load_explicit(&r->shared->taken.value, memory_order_relaxed) == r->begun;
-}
-
 int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, int *moved)
 {
     int sources = hx_sources(f), rc = HETCCL_OK, all = 1;
@@ -212,6 +217,9 @@ int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, i
         return rc;
     st->started = 1;
     for (int k = 0; k < f->n_peers && rc == HETCCL_OK; k++) {
+        hx_window *win = w->comm->peers[f->peer[k]].window;
+        if (win->copies && (rc = hx_wire_move(w->comm, w, win, f->peer[k], &all)) != HETCCL_OK)
+            return rc;
         if (gives_to(f, k)) {
             uint32_t limit = st->chunks;
             const char *base = st->src;
@@ -224,9 +232,10 @@ int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, i
             rc = give(w, f, st, k, base, limit, es, moved);
             all &= st->out_ended[k] == st->chunks;
             /* Two ranks that exchange also end together: one that came late would else end early, come early to the next
-             * exchange, and the time between them would never go away. */
-            if (f->kind == HX_FLOW_EXCHANGE)
-                all &= all_taken(w, f, k);
+             * exchange, and the time between them would never go away. And whoever has a copy of its own ends when nothing is
+             * on its way any more: it may close the link next. */
+            if (f->kind == HX_FLOW_EXCHANGE || win->copies)
+                all &= hx_all_taken(&win->out[channel_to(f)]);
         }
         if (rc == HETCCL_OK && takes_from(f, k)) {
             rc = take(w, f, st, k, es, moved);
@@ -239,6 +248,11 @@ int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, i
     }
     if (rc != HETCCL_OK)
         return rc;
+    for (int k = 0; k < f->n_peers; k++) {
+        hx_window *win = w->comm->peers[f->peer[k]].window;
+        if (win->copies)
+            hx_wire_account(f, st, win, k, gives_to(f, k) ? &win->out[channel_to(f)] : NULL, takes_from(f, k));
+    }
     st->done = all;
     if (all)
         hx_combiner_end(w, st);
