@@ -30,7 +30,7 @@ def drawn(rank: int, count: int, seed: int) -> Any:
 
 def all_reduce(*words: str) -> dict[str, Any]:
     """float32, synchronised with the host: bits of odd sizes, then by bytes the median us of the slower rank, what the
-    driving thread waited for as parts of the time, and how busy the sockets' threads were. `words`: sizes, if not all."""
+    driving thread waited for as parts of the time, and how busy the sockets' threads were. `words`: sizes."""
     sizes = [int(w) for w in words] or list(SIZES)
     faults: list[str] = []
     us: dict[str, float] = {}
