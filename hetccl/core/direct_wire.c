@@ -28,7 +28,7 @@ int hx_wire_word(hx_window *win, void *where, uint64_t value)
 
 int hx_wire_chunk(hx_window *win, const hx_ring *r, uint32_t slot, size_t nbytes)
 {
-    hetccl_window_put put = {.size = sizeof put, .n_words = 2, .at = at(win, r->data + slot * HX_SLOT_BYTES), .nbytes = nbytes};
+    hetccl_window_put put = {.size = sizeof put, .n_words = 2, .at = at(win, r->data + slot * win->slot_bytes), .nbytes = nbytes};
     hx_note note = r->shared->note[slot];
     put.word[0].at = at(win, &r->shared->note[slot]);
     put.word[0].value = (uint64_t)note.nbytes << 32 | note.fingerprint;
@@ -60,7 +60,7 @@ void hx_wire_account(const hx_flow *f, const hx_flow_state *st, hx_window *win, 
     if (out && st->out_begun[k] > st->out_ended[k])
         win->waits[HX_WAIT_COPY_OUT] += ns;
     if (out && !hx_all_taken(out) &&
-        (st->out_begun[k] == st->chunks || out->begun - atomic_load_explicit(&out->shared->taken.value, memory_order_relaxed) == HX_SLOTS))
+        (st->out_begun[k] == st->chunks || out->begun - atomic_load_explicit(&out->shared->taken.value, memory_order_relaxed) == win->slots))
         win->waits[HX_WAIT_ROOM] += ns;
     if (takes && st->in_begun[k] < st->chunks)
         win->waits[HX_WAIT_DATA] += ns;

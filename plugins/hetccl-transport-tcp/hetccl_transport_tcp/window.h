@@ -21,7 +21,7 @@
 #define HETCCL_TCP_SMALL (64u << 10)       /* a put up to here goes over the words' socket */
 #define HETCCL_TCP_LEAST_PART ((uint64_t)128 << 10)
 #define HETCCL_TCP_PARTS 512u              /* that can wait */
-#define HETCCL_TCP_PUTS 64u                /* under way at once: so many may land before the first of them is whole */
+#define HETCCL_TCP_PUTS 1024u              /* so many may land before the first of them is whole: far more than slots */
 
 enum { HETCCL_TCP_START = 1 };             /* flag: bulk data follows, start the threads that receive it */
 
