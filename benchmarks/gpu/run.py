@@ -22,6 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import tcp_stage
+
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "build" / "site"
 PLUGINS = ("hetccl-vendor-nccl", "hetccl-transport-tcp")
@@ -250,28 +252,6 @@ def direct_ways(run: Run) -> None:
             print(f"{way:>8} {nbytes:>11} B {us:10.1f} us {int(nbytes) / us / 1e3:7.2f} GB/s")
 
 
-def tcp(run: Run) -> None:
-    """Two islands without shared memory: all_reduce float32 by number of sockets, and what else these carry."""
-    wire = {"HETCCL_TRANSPORTS": "tcp", "HETCCL_SOCKET_IFNAME": "lo"}
-    for sockets in ("1", "2", "4", "8"):
-        bare = report(run, f"tcp_loopback_{sockets}", ranks(run, "loopback", "", 30, sockets), show=False)
-        rate = f"bare loopback {bare[0]['gbps']:.2f} GB/s" if bare else ""
-        for part in ("", "262144", "524288", "1048576", "2097152"):
-            env = {**wire, "HETCCL_TCP_SOCKETS": sockets} | ({"HETCCL_TCP_CHUNK_BYTES": part} if part else {})
-            sizes = [str(64 << 20), str(256 << 20)] if part else []
-            name = f"tcp_{sockets}" + (f"_part{part}" if part else "")
-            found = report(run, name, ranks(run, "tcp", TWO_ISLANDS, 40, *sizes, env), show=False)
-            for nbytes, us in (found[0]["us"] if found else {}).items():
-                print(f"{sockets} sockets {part:>8} {nbytes:>11} B {us:10.1f} us {int(nbytes) / us / 1e3:7.2f} GB/s "
-                      f"{rate}  {json.dumps(found[0]['where'][nbytes])}", flush=True)  # fmt: skip
-    for name, body, spec in (("tcp_staged", "tcp", TWO_ISLANDS), ("tcp_gloo", "gloo", "")):
-        sizes = [str(n) for n in (4, 1 << 20, 64 << 20, 256 << 20)]
-        env = {**wire, "HETCCL_DEVICE_PATH": "staged", "GLOO_SOCKET_IFNAME": "lo"}
-        found = report(run, name, ranks(run, body, spec, 60, *sizes, env), show=False)
-        for nbytes, us in (found[0]["us"] if found else {}).items():
-            print(f"{name} {nbytes:>11} B {us:10.1f} us {int(nbytes) / us / 1e3:7.2f} GB/s", flush=True)
-
-
 def one_island(run: Run) -> None:
     """hetccl and torch's NCCL on one island of two, taking turns, 50 calls between two events: us a call."""
     if not two(run):
@@ -348,7 +328,8 @@ def two(run: Run) -> bool:
 STAGES: dict[str, Callable[[Run], None]] = {
     "inspect": inspect, "build": build, "correctness": correctness, "conformance": conformance,
     "two_islands": two_islands, "one_island": one_island, "streams": streams, "direct": direct,
-    "direct_ways": direct_ways, "direct_cpu": direct_cpu, "tcp": tcp,
+    "direct_ways": direct_ways, "direct_cpu": direct_cpu,
+    "tcp": lambda run: tcp_stage.tcp(run, report, ranks, TWO_ISLANDS),
     "mixed": mixed, "gpt": gpt, "overlap": overlap, "gpu_tests": gpu_tests, "variables": variables,
 }  # fmt: skip
 SIZES = (4, 4096, 65536, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30)

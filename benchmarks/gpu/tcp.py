@@ -38,7 +38,7 @@ def all_reduce(*words: str) -> dict[str, Any]:
     with hetccl.init() as comm:
         device = comm._joined.device
         device.bind_thread()
-        x, y = (device.alloc(max(sizes) + 4096) for _ in range(2))
+        x, y = (device.alloc(max(*sizes, 4 * M) + 4096) for _ in range(2))
         for seed, count in enumerate((1, 16385, 1_000_003, max(sizes) // 4)):
             if count <= max(sizes) // 4 or seed < 2:
                 faults += bits(comm, device, x, y, count, seed)
