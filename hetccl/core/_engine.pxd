@@ -241,6 +241,7 @@ cdef extern from "direct.h" nogil:
     void hx_direct_agree(hx_comm *c, const uint8_t *spinning)
     int hx_direct_spins(const hx_comm *c)
     uint64_t hx_direct_sent(const hx_comm *c, int peer)
+    int hx_direct_waits(const hx_comm *c, int peer, uint64_t *ns)
     void hx_direct_close(hx_comm *c)
 
 
