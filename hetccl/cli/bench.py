@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from hetccl.cli import bench_algorithms
+from hetccl.cli.bench_ops import SHAPES, bus_factor
 from hetccl.core.config import parse_bytes
 from hetccl.core.launch import die_with_parent, run_ranks
 from hetccl.core.ranks import parse_ranks
@@ -22,11 +23,12 @@ from hetccl.types import DType, RedOp
 
 __all__ = ["add_parser", "run", "table"]
 
-OPS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
+OPS = tuple(SHAPES)
 EPILOG = """\
-columns: size and count as in nccl-tests (all_gather, reduce_scatter: of the larger buffer, and of one rank's block);
-time is the median of the calls on the slowest rank; algbw = size/time; busbw = algbw times 2(n-1)/n for all_reduce,
-(n-1)/n for all_gather and reduce_scatter, 1 for broadcast. wrong counts elements that were not exactly right.
+columns: size and count as in nccl-tests (all_gather, reduce_scatter, all_to_all, gather, scatter: of the larger
+buffer, and of one block); time is the median of the calls on the slowest rank; algbw = size/time; busbw = algbw times
+2(n-1)/n for all_reduce, 1 for broadcast and reduce, (n-1)/n for the rest. The root of rooted operations is rank 0.
+wrong counts elements that were not exactly right.
 border: payload that left the islands in one call, all ranks together; bound: the least that must.
 --compare: time is hetccl under torch, then the other back end, ratio = time/other (below 1: hetccl is faster), and raw,
 hetccl without torch, all on the same tensors, by turns, in one run.
@@ -122,7 +124,7 @@ def merge(starts: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         row["starts"] = len(same)
         n, gbps = row["world"], row["nbytes"] / row["time_us"] / 1e3
         row["algbw_gbps"] = gbps
-        row["busbw_gbps"] = gbps * {"all_reduce": 2 * (n - 1) / n, "broadcast": 1.0}.get(row["op"], (n - 1) / n)
+        row["busbw_gbps"] = gbps * bus_factor(row["op"], n)
         rows.append(row)
     return rows
 

@@ -22,6 +22,7 @@ def measure(options: dict[str, Any]) -> None:
     """Runs in each rank; rank 0 appends a line of JSON a size."""
     import numpy as np
 
+    from hetccl.cli.bench_ops import SHAPES, addresses
     from hetccl.cli.rivals import Rivals
     from hetccl.core.communicator import Communicator
     from hetccl.core.start import meeting
@@ -31,7 +32,7 @@ def measure(options: dict[str, Any]) -> None:
     with Communicator(store, rank, size) as world:
         names = world.algorithms(op)
         ways = {CHOSEN: "", **{name: name for name in names}, AGAIN: ""}
-        blocks = size if op in (Op.ALL_GATHER, Op.REDUCE_SCATTER) else 1
+        blocks = size if SHAPES[op.label].blocks else 1
         a, b = (np.zeros(max(options["sizes"]) + 4096, np.uint8) for _ in range(2))
         a[:], b[:] = 0, 0
         budget = BUDGET if not options["iters"] else 1e9
@@ -41,8 +42,8 @@ def measure(options: dict[str, Any]) -> None:
         ):
             for nbytes in options["sizes"]:
                 count = max(1, nbytes // blocks // dtype.itemsize)
-                addresses = (a.ctypes.data, a.ctypes.data if blocks == 1 else b.ctypes.data)
-                times = rivals.times(world, addresses, count, dtype, redop, budget)
+                places = addresses(op.label, rank, a, a if blocks == 1 else b)
+                times = rivals.times(world, places, count, dtype, redop, budget)
                 row = {
                     "op": op.label,
                     "nbytes": count * blocks * dtype.itemsize,

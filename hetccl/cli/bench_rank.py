@@ -18,16 +18,15 @@ from typing import Any
 
 import numpy as np
 
+from hetccl.cli.bench_ops import SHAPES, addresses, exact, torch_call
 from hetccl.core.communicator import Communicator
 from hetccl.core.start import init
 from hetccl.errors import HetcclError
-from hetccl.testing import oracle
 from hetccl.types import DType, Op, RedOp
 
 Call = Callable[[], Any]
 ROUNDS = 5
 TARGET_S = 0.3  # how long one side is timed at one size where --iters is auto
-PERIOD = 65_537  # the exact data repeat after so many elements: large sizes are made quickly
 
 
 def main(text: str) -> int:
@@ -79,14 +78,15 @@ class Bench:
             RedOp[options["redop"].upper()],
         )
         self.n = comm.size
-        self.scattered = self.op in ("all_gather", "reduce_scatter")
-        parts = self.n if self.scattered else 1
+        self.shape = SHAPES[self.op]
+        parts = self.n if self.shape.blocks else 1
         # `count` as in Communicator.run: of one rank's block where the whole is divided.
         self.count = max(1, nbytes // self.dtype.itemsize // parts)
         self.nbytes = self.count * parts * self.dtype.itemsize  # as nccl-tests says it: the larger buffer
-        whole = _aligned(self.nbytes)
-        block = _aligned(self.count * self.dtype.itemsize) if self.scattered else whole
-        self.input, self.output = (block, whole) if self.op == "all_gather" else (whole, block)
+        self.input = _aligned(self.nbytes if self.shape.many_in else self.count * self.dtype.itemsize)
+        self.output = self.input
+        if self.shape.blocks:
+            self.output = _aligned(self.nbytes if self.shape.many_out else self.count * self.dtype.itemsize)
 
     def row(self) -> dict[str, Any]:
         calls: dict[str, Call] = {"raw": self._raw()}
@@ -106,7 +106,7 @@ class Bench:
             "nbytes": self.nbytes,
             "count": self.count,
             "dtype": self.dtype.label,
-            "redop": self.redop.label if self.op in ("all_reduce", "reduce_scatter") else "",
+            "redop": self.redop.label if self.shape.reduces else "",
             "world": self.n,
             "ranks": self.options["ranks"],
             "transports": self.options["transports"],
@@ -126,33 +126,21 @@ class Bench:
 
     def _raw(self) -> Call:
         comm, op = self.comm, Op[self.op.upper()]
-        args = (op, self.input.ctypes.data, self.output.ctypes.data, self.count, self.dtype, self.redop, 0)
+        places = addresses(self.op, comm.rank, self.input, self.output)
+        args = (op, *places, self.count, self.dtype, self.redop, 0)
         return lambda: comm.run(*args)
 
     def _wrong(self, call: Call) -> int:
         """Elements of this rank that are not what they must be, bit for bit."""
-        want, given = self._exact()
+        given, want = exact(self.op, self.dtype, self.redop, self.comm.rank, self.n, self.count)
         self.output.view(np.uint8)[:] = 0xA5
         self.input.view(np.uint8)[:] = given.view(np.uint8)
+        if want is None:
+            want = self.output.copy()
         call()
         size = self.dtype.itemsize
         differs = self.output.view(np.uint8).reshape(-1, size) != want.view(np.uint8).reshape(-1, size)
         return int(differs.any(axis=1).sum())
-
-    def _exact(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """(expected output, input) of this rank."""
-        rank, n, count = self.comm.rank, self.n, self.count
-        if self.op in ("all_reduce", "reduce_scatter"):
-            length = count * (n if self.scattered else 1)
-            base = min(length, PERIOD)
-            given = np.resize(oracle.data(self.dtype, self.redop, rank, n, base), length)
-            want = np.resize(oracle.expected(self.dtype, self.redop, n, base), length)
-            return (want[rank * count : (rank + 1) * count] if self.scattered else want), given
-        base = min(count, PERIOD)
-        blocks = [np.resize(oracle.moved(self.dtype, r, base), count) for r in range(n if self.scattered else 1)]
-        if self.scattered:
-            return np.concatenate(blocks), blocks[rank]
-        return blocks[0], blocks[0] if rank == 0 else np.zeros_like(blocks[0])
 
     def _times(self, calls: dict[str, Call]) -> tuple[dict[str, float], int]:
         """Median microseconds of a call, on the slowest rank, for each side; and how many calls a side were timed."""
@@ -211,14 +199,7 @@ class TorchSide:
         dtype = getattr(torch, bench.dtype.label)
         given = torch.from_numpy(bench.input).view(dtype)
         out = given if bench.output is bench.input else torch.from_numpy(bench.output).view(dtype)
-        redop = getattr(dist.ReduceOp, bench.redop.name if bench.redop.name != "PROD" else "PRODUCT")
-        if bench.op == "all_reduce":
-            return lambda: dist.all_reduce(given, op=redop, group=group)
-        if bench.op == "broadcast":
-            return lambda: dist.broadcast(given, 0, group=group)
-        if bench.op == "all_gather":
-            return lambda: dist.all_gather_into_tensor(out, given, group=group)
-        return lambda: dist.reduce_scatter_tensor(out, given, op=redop, group=group)
+        return torch_call(bench.op, dist, group, (given, out), bench.redop)
 
     def close(self) -> None:
         self.dist.destroy_process_group()

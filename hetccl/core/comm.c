@@ -213,7 +213,7 @@ static hx_work *first(hx_comm *c)
 static int drained(hx_comm *c)
 {
     if (c->host_memory || !c->stream)
-        return 1;
+        return !c->host_memory || hx_direct_drained(c);
     if (hx_sums_busy(c))
         return 0;
     if (!c->drain_event) {

@@ -10,11 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hetccl.cli import bench, doctor
+from hetccl.cli.bench_ops import SHAPES, addresses, bus_factor, exact
 from hetccl.cli.main import main
 from hetccl.errors import UsageError
+from hetccl.types import DType, RedOp
 from hetccl.vendors.base import Availability
 
 Capture = pytest.CaptureFixture[str]
@@ -163,7 +166,7 @@ def test_bench_runs_and_checks(op: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("# 2 ranks: host@a:1,host@b:1, transports shm; memcpy of one thread:")
     rows = json.loads(out.read_text())
-    assert [r["nbytes"] for r in rows] == [8 if op in ("all_gather", "reduce_scatter") else 4, 512, 65536]
+    assert [r["nbytes"] for r in rows] == [8 if SHAPES[op].blocks else 4, 512, 65536]
     for r in rows:
         assert r["correct"] and r["wrong"] == 0 and r["time_us"] > 0 and r["op"] == op and r["ratio"] is None
         assert r["border_bytes"] == r["border_bound"] > 0
@@ -178,13 +181,45 @@ def test_bench_of_another_type_and_operator_in_two_starts_beside_busy_processes(
     assert only["starts"] == 2 and only["correct"] and (only["dtype"], only["redop"]) == ("bfloat16", "max")
 
 
-def test_bench_compares_with_gloo(require: Any) -> None:
+@pytest.mark.parametrize("op", bench.OPS)
+def test_exact_data_say_what_each_rank_must_find(op: str) -> None:
+    """By the definition of each operation, from the inputs of all ranks; integers in float32 add exactly."""
+    n, count = 3, 5
+    pairs = [exact(op, DType.FLOAT32, RedOp.SUM, rank, n, count) for rank in range(n)]
+    inputs = [given.view(np.uint32) for given, _ in pairs]
+    total = sum(given.astype(np.float64) for given, _ in pairs) if SHAPES[op].reduces else None
+    for rank, (_, want) in enumerate(pairs):
+        block = slice(rank * count, (rank + 1) * count)
+        if SHAPES[op].root_out and rank:
+            assert want is None and addresses(op, rank, pairs[0][0], pairs[0][0])[1] == 0
+        elif total is not None:
+            assert want is not None and (want == (total[block] if SHAPES[op].many_in else total)).all()
+        else:
+            expected = {
+                "broadcast": inputs[0],
+                "all_gather": np.concatenate(inputs),
+                "gather": np.concatenate(inputs),
+                "scatter": inputs[0][block],
+                "all_to_all": np.concatenate([given[block] for given in inputs]) if op == "all_to_all" else None,
+            }[op]
+            assert want is not None and (want.view(np.uint32) == expected).all()
+    assert len({given.tobytes() for given, _ in pairs}) > 1
+
+
+def test_bus_factors_are_those_of_nccl_tests() -> None:
+    found = {op: bus_factor(op, 4) for op in bench.OPS}
+    assert found == {"all_reduce": 1.5, "broadcast": 1, "reduce": 1, "all_gather": 0.75, "reduce_scatter": 0.75,
+                     "all_to_all": 0.75, "gather": 0.75, "scatter": 0.75}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_to_all", "reduce", "gather", "scatter"])
+def test_bench_compares_with_gloo(op: str, require: Any) -> None:
     try:
         import torch.distributed
     except ImportError:
         torch = None
     require(torch and torch.distributed.is_gloo_available(), "torch with Gloo", "pip install torch")
-    done = command("bench", "all_reduce", "-b", "4K", "-e", "4K", "--iters", "10", "--compare", "gloo", "--json", "-",
+    done = command("bench", op, "-b", "4K", "-e", "4K", "--iters", "10", "--compare", "gloo", "--json", "-",
                    "--timeout", "80")  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (only,) = json.loads(done.stdout)
