@@ -30,6 +30,19 @@ def require() -> Callable[[object, str, str], None]:
     return _require
 
 
+@pytest.fixture(scope="session")
+def require_vendors() -> Callable[[str], None]:
+    """`require_vendors("oneccl:2,host:1")`: skips unless the vendors of these ranks are usable here; what is part of
+    hetccl always is."""
+    return _require_vendors
+
+
+@pytest.fixture(scope="session")
+def oneccl() -> None:
+    """Skips unless oneCCL is usable here."""
+    _require_vendors("oneccl")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.full = FULL  # type: ignore[attr-defined]  # for tests that draw their parameters
 
@@ -43,6 +56,21 @@ def full() -> bool:
 def _require(found: object, what: str, remedy: str) -> None:
     if not found:
         pytest.skip(f"{what} is missing; to run this test: {remedy}")
+
+
+def _require_vendors(spec: str) -> None:
+    from hetccl.core import registry
+    from hetccl.core.ranks import parse_ranks
+    from hetccl.errors import HetcclError
+
+    for name in {rank.vendor for rank in parse_ranks(spec)} - {"host"}:
+        try:
+            registry.vendor(name)
+        except HetcclError as error:
+            if name.startswith("sim"):
+                raise
+            fetched = f" && hetccl fetch {name}" if name == "oneccl" else ""
+            _require(False, f"{name} ({error})", f"pip install ./plugins/hetccl-vendor-{name}{fetched}")
 
 
 @pytest.hookimpl(wrapper=True)

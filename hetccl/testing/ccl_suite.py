@@ -11,14 +11,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from hetccl.core import registry
-from hetccl.errors import HetcclError, UnsupportedError
+from hetccl.errors import HetcclError, PeerLostError, UnsupportedError
 from hetccl.tables import CclTable, DeviceTable
 from hetccl.testing import oracle
 from hetccl.testing.launch import run
@@ -87,6 +87,11 @@ class CclSuite:
         """One of two ranks never comes: init raises within its timeout and some seconds."""
         kinds = self.ranks(missing_body, 1)
         assert kinds[0] in ("TimedOutError", "VendorError"), kinds
+
+    def test_init_asks_whether_to_go_on(self) -> None:
+        """One of two ranks never comes: what the core's check raises ends init, long before its timeout."""
+        kinds = self.ranks(vain_body, 1)
+        assert kinds[0] == "PeerLostError", kinds
 
     def test_abort_frees_a_waiting_rank(self) -> None:
         """With HETCCL_CCL_ABORT: a call whose partner never comes returns with an error after abort()."""
@@ -286,10 +291,22 @@ def two_comms_body(rank: int, size: int, vendor: str) -> list[str]:
 
 
 def missing_body(rank: int, size: int, vendor: str) -> str:
+    return alone(vendor, 3.0, lambda: None)
+
+
+def vain_body(rank: int, size: int, vendor: str) -> str:
+    def check() -> None:
+        raise PeerLostError("rank 1 has died", ranks=(1,))
+
+    return alone(vendor, 60.0, check)
+
+
+def alone(vendor: str, timeout: float, check: Callable[[], None]) -> str:
+    """What ends the wait for a second rank that never comes."""
     opened = open_vendor(vendor)
     start = time.monotonic()
     try:
-        opened.create_comm(0, 2, opened.new_id(), 3.0)
+        opened.create_comm(0, 2, opened.new_id(), timeout, check)
     except HetcclError as error:
         kind = type(error).__name__
     else:

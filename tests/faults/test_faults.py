@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -15,7 +14,6 @@ sys.path.insert(0, os.path.dirname(__file__))
 import bodies
 
 from hetccl.core import registry
-from hetccl.errors import HetcclError
 from hetccl.testing.launch import run, run_results
 
 MIX = "host@a:2,host@b:2"
@@ -49,15 +47,9 @@ def test_killed_rank_is_named_within_five_seconds(mix: str, transports: str) -> 
 
 
 @pytest.mark.parametrize("victim", [2, 0])
-def test_killed_rank_beside_a_library_without_abort(victim: int, require: Callable[[object, str, str], None]) -> None:
+def test_killed_rank_beside_a_library_without_abort(victim: int, oneccl: None) -> None:
     """The demo's mix. Killing a rank of oneCCL leaves its mate in a call that never returns: it must end all the
     same."""
-    try:
-        registry.vendor("oneccl")
-        found = True
-    except HetcclError:
-        found = False
-    require(found, "oneCCL", "pip install ./plugins/hetccl-vendor-oneccl && hetccl fetch oneccl")
     started = time.monotonic()
     results = run_results(bodies.dies_in_all_reduce, "oneccl:2,host:2", timeout=60, args=(victim,))
     assert time.monotonic() - started < 40

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 import hetccl
-from hetccl.core import registry
 from hetccl.core.control import Control, ControlListener
 from hetccl.errors import AbortedError, ConfigError, HetcclError, PeerLostError
 from hetccl.testing.launch import run, run_results
@@ -190,18 +189,9 @@ def aborting(rank: int, size: int) -> list[str]:
 
 
 @pytest.mark.parametrize("spec", ["oneccl:2", "host:2", "oneccl:2,host:1"])
-def test_after_an_abort_a_new_communicator_works(spec: str, require: Callable[[object, str, str], None]) -> None:
-    if "oneccl" in spec:
-        require(_oneccl(), "oneCCL", "pip install ./plugins/hetccl-vendor-oneccl && hetccl fetch oneccl")
+def test_after_an_abort_a_new_communicator_works(spec: str, require_vendors: Callable[[str], None]) -> None:
+    require_vendors(spec)
     assert all(ends == ["right"] * 8 for ends in run(aborting, spec, timeout=150))
-
-
-def _oneccl() -> bool:
-    try:
-        registry.vendor("oneccl")
-    except HetcclError:
-        return False
-    return True
 
 
 def secretive(rank: int, size: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,7 @@ sys.path.insert(0, os.path.dirname(__file__))
 import matrix
 
 import hetccl
-from hetccl.core import registry
-from hetccl.errors import ConfigError, HetcclError, UnsupportedError
+from hetccl.errors import ConfigError, UnsupportedError
 from hetccl.testing import oracle
 from hetccl.testing.launch import run, run_results
 from hetccl.types import DType, Op, RedOp
@@ -97,8 +95,7 @@ def test_every_way_is_right_and_gives_all_ranks_the_same_bits(mix: str, way: str
 
 @pytest.mark.timeout(FULL_LIMIT + 30)
 @pytest.mark.parametrize("way", ["host", "device", "border"])
-def test_every_way_beside_oneccl(way: str, full: bool, require: Callable[[object, str, str], None]) -> None:
-    require(_oneccl(), "oneCCL", "pip install ./plugins/hetccl-vendor-oneccl && hetccl fetch oneccl")
+def test_every_way_beside_oneccl(way: str, full: bool, oneccl: None) -> None:
     env = {"HETCCL_COMBINE": way, **SEGMENTS}
     every = 1 if full else 4
     limit = FULL_LIMIT if full else LIMIT
@@ -119,14 +116,6 @@ def check(results: list[dict[str, Any]], way: str, every: int) -> None:
         if way == "border":
             assert r["stats"]["vendor_calls"]["transfer"] > 0
     assert all((r["stats"]["device_sums"] > 0) == (way == "device") for r in sims)
-
-
-def _oneccl() -> bool:
-    try:
-        registry.vendor("oneccl")
-    except HetcclError:
-        return False
-    return True
 
 
 def refused(rank: int, size: int) -> dict[str, Any]:

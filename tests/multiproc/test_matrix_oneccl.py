@@ -6,15 +6,12 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable
 
 import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
 import matrix
 
-from hetccl.core import registry
-from hetccl.errors import HetcclError
 from hetccl.testing.launch import run
 
 FULL = os.environ.get("HETCCL_TEST_FULL") == "1"
@@ -40,14 +37,7 @@ ONECCL_SIM = {
 QUICK = {"2+2", "1+2", "alternating 7", "2+1+1"}
 
 
-@pytest.fixture(autouse=True)
-def oneccl(require: Callable[[object, str, str], None]) -> None:
-    try:
-        registry.vendor("oneccl")
-        found = True
-    except HetcclError:
-        found = False
-    require(found, "oneCCL", "pip install ./plugins/hetccl-vendor-oneccl && hetccl fetch oneccl")
+pytestmark = pytest.mark.usefixtures("oneccl")
 
 
 @pytest.mark.parametrize("mix", [m for m in HOST_ONECCL if FULL or m in QUICK])

@@ -8,23 +8,11 @@ from typing import Any
 
 import pytest
 
-from hetccl.core import registry
-from hetccl.errors import HetcclError
 from hetccl.testing.launch import run
 
 torch = pytest.importorskip("torch")
 
 MIXED = "host:1,sim-a:2,oneccl:1"
-
-
-@pytest.fixture(scope="module")
-def oneccl(require: Callable[[object, str, str], None]) -> None:
-    try:
-        registry.vendor("oneccl")
-        found = True
-    except HetcclError:
-        found = False
-    require(found, "oneCCL", "pip install ./plugins/hetccl-vendor-oneccl && hetccl fetch oneccl")
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16"])

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import hetccl
-from hetccl.core import registry
 from hetccl.core.config import Config
 from hetccl.core.store import open_store
 from hetccl.errors import HetcclError, TimedOutError
@@ -53,9 +52,8 @@ def opposite(rank: int, size: int, threads: bool) -> bool:
 @pytest.mark.parametrize("threads", [False, True], ids=["asynchronous", "threads"])
 @pytest.mark.parametrize("check", ["always", "off"])
 @pytest.mark.parametrize("spec", ["host:2", "sim-a:2", "oneccl:2", "oneccl:3,host:1"])
-def test_opposite_orders(spec: str, check: str, threads: bool, require: Callable[[object, str, str], None]) -> None:
-    if "oneccl" in spec:
-        require(_oneccl(), "oneCCL", "pip install ./plugins/hetccl-vendor-oneccl && hetccl fetch oneccl")
+def test_opposite_orders(spec: str, check: str, threads: bool, require_vendors: Callable[[str], None]) -> None:
+    require_vendors(spec)
     env = {"HETCCL_TIMEOUT": "20", "HETCCL_CHECK": check}
     assert all(run(opposite, spec, timeout=90, env=env, args=(threads,)))
 
@@ -101,11 +99,3 @@ def test_devices_lock_each_other_without_order_and_say_so() -> None:
         assert r.error.facts["phase"] == "island" and r.error.facts["missing"] == (1 - r.rank,)  # type: ignore[union-attr]
     env = {"HETCCL_TIMEOUT": "20", "HETCCL_ORDER": "island", **ALONE}
     assert run(locked, "sim-a:2", timeout=60, env=env) == ["ended"] * 2
-
-
-def _oneccl() -> bool:
-    try:
-        registry.vendor("oneccl")
-    except HetcclError:
-        return False
-    return True

@@ -15,9 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from hetccl.core import registry
-from hetccl.errors import HetcclError
-
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(240)]
 
 
@@ -47,18 +44,11 @@ def hosts(require: Callable[[object, str, str], None]) -> Iterator[list[str]]:
         subprocess.run(["ip", "netns", "del", name], timeout=20, check=True)
 
 
-def test_demo_trains_across_two_hosts(
-    hosts: list[str], tmp_path: Path, require: Callable[[object, str, str], None]
-) -> None:
-    try:
-        registry.vendor("oneccl")
-        first = "oneccl:2"
-    except HetcclError as error:
-        require(False, f"oneCCL ({error})", "hetccl fetch oneccl")
+def test_demo_trains_across_two_hosts(hosts: list[str], tmp_path: Path, oneccl: None) -> None:
     result = tmp_path / "result.json"
     env = {
         **os.environ,
-        "HETCCL_RANKS": f"{first},host:2",
+        "HETCCL_RANKS": "oneccl:2,host:2",
         "HETCCL_LOG": "info",
         "OMP_NUM_THREADS": "1",
         "HETCCL_TIMEOUT": "60",

@@ -4,22 +4,10 @@ island once; there the vendor's library spreads it, and not before the block has
 
 from __future__ import annotations
 
-from hetccl.core.algorithms.blocks import Blocks
-from hetccl.core.algorithms.common import Places, Shared, island_broadcast, segment_of_blocks
-from hetccl.core.algorithms.rounds import (
-    Round,
-    Schedule,
-    blocks_slice,
-    carrier,
-    need_all_at_border,
-    need_mesh,
-    runs,
-    side_by_side,
-    star,
-)
-from hetccl.core.algorithms.rounds import ring as ring_schedule
-from hetccl.core.algorithms.rounds import tree as tree_schedule
-from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Plan, PlanBuilder, Slice, StepKind
+from hetccl.core.algorithms.common import Places, Shared, island_broadcast
+from hetccl.core.algorithms.in_rounds import HEADS, RING, TREE, InRounds, Way
+from hetccl.core.algorithms.rounds import Round, blocks_slice, carrier, runs, side_by_side
+from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Plan, Slice, StepKind
 from hetccl.core.topology import Topology
 
 __all__ = ["heads", "ring", "tree"]
@@ -27,38 +15,27 @@ __all__ = ["heads", "ring", "tree"]
 
 def ring(topology: Topology, shared: Shared, rank: int, places: Places | None = None) -> Plan:
     """(C-1)ns border bytes in C-1 rounds; each rank talks to the islands before and after its own only."""
-    return _Gather(topology, shared, rank, places, ring_schedule, "ring", False).plan()
+    return _Gather(topology, shared, rank, places, RING).plan()
 
 
 def tree(topology: Topology, shared: Shared, rank: int, places: Places | None = None) -> Plan:
     """(C-1)ns border bytes in ceil(log2 C) rounds."""
-    return _Gather(topology, shared, rank, places, tree_schedule, "tree", False).plan()
+    return _Gather(topology, shared, rank, places, TREE).plan()
 
 
 def heads(topology: Topology, shared: Shared, rank: int, places: Places | None = None) -> Plan:
     """(C-1)ns border bytes in one round, and in few messages: the fastest border rank of each island sends and receives
     all of its island's. Fewest calls; one rank's link carries an island's traffic."""
-    return _Gather(topology, shared, rank, places, star, "heads", True).plan()
+    return _Gather(topology, shared, rank, places, HEADS).plan()
 
 
-class _Gather:
+class _Gather(InRounds):
     """The plan of one rank while it is made."""
 
-    def __init__(
-        self, topology: Topology, shared: Shared, rank: int, places: Places | None, schedule: Schedule, name: str,
-        by_heads: bool,
-    ) -> None:  # fmt: skip
-        self.topology, self.shared, self.rank, self.name = topology, shared, rank, name
-        self.mine, self.me = topology.place(rank)
-        self.isl = topology.islands[self.mine]
+    def __init__(self, topology: Topology, shared: Shared, rank: int, places: Places | None, way: Way) -> None:
+        super().__init__(topology, shared, rank, places, way)
         self.single = len(topology.islands) == 1
-        self.by_heads = by_heads
-        self.rounds: list[Round] = [] if self.single else schedule(self.mine, len(topology.islands))
-        self.b, self.blocks = PlanBuilder(), Blocks(shared, rank, topology.size, places)
-        (need_mesh if by_heads else need_all_at_border)(topology, shared, name)
-        self.head = topology.border.head(self.mine)
-        self.segment = 0 if by_heads else segment_of_blocks(topology, shared)
-        self.whole = self.segment == 0 and not shared.counts  # blocks lie side by side within a segment
+        self.rounds: list[Round] = [] if self.single else self.schedule(self.mine, len(topology.islands))
         self.staged: dict[int, Slice] = {}  # rank: where its block can be sent from, of a device
 
     def plan(self) -> Plan:
@@ -74,7 +51,7 @@ class _Gather:
                 ready = len(b.steps) - 1
         for turn in self.rounds:
             flows = [
-                Flow(FlowKind.SEND, Channel.RESULT, (self._carrier(to, r),), src=self._at(r, n))
+                Flow(FlowKind.SEND, Channel.RESULT, (self.carrier(to, r),), src=self._at(r, n))
                 for to, parts in turn.sends
                 for part in parts
                 for r, n in self._pieces(part, to)
@@ -84,10 +61,10 @@ class _Gather:
                 for r, n in [piece for part in parts for piece in self._pieces(part, source)]:
                     dst = self._out(r, n)
                     if isl.staged:
-                        self.staged[r] = self._scratch(r, n)
+                        self.staged[r] = self.scratch(Buffer.HOST_SCRATCH, r, n)
                         arrivals.append((self.staged[r], dst))
                         dst = self.staged[r]
-                    flows.append(Flow(FlowKind.RECV, Channel.RESULT, (self._carrier(source, r),), dst=dst))
+                    flows.append(Flow(FlowKind.RECV, Channel.RESULT, (self.carrier(source, r),), dst=dst))
             wait = b.border(flows, ready)
             ready = -1 if flows else ready
             for src, dst in arrivals:
@@ -114,26 +91,18 @@ class _Gather:
             return self.isl.contiguous
         return side_by_side(self.topology, self.mine, part)
 
-    def _carrier(self, island: int, r: int) -> int:
-        return self.topology.border.head(island) if self.by_heads else carrier(self.topology, island, r)
-
     def _out(self, r: int, n: int) -> Slice:
         return blocks_slice(Buffer.OUT, r, n) if n > 1 else self.blocks.at(Buffer.OUT, r, r)
 
     def _at(self, r: int, n: int) -> Slice:
         return self.staged.get(r) or self._out(r, n)
 
-    def _scratch(self, r: int, n: int) -> Slice:
-        first = self.blocks.scratch(Buffer.HOST_SCRATCH, r)
-        self.blocks.host += n - 1 if n > 1 else 0
-        return blocks_slice(Buffer.HOST_SCRATCH, first.block, n) if n > 1 else first
-
     def _stage(self, pieces: list[tuple[int, int]] | tuple[()]) -> int:
         """Copies what leaves from here to pinned memory where the border cannot read the device's."""
         ready = -1
         if self.isl.staged:
             for r, n in pieces:
-                self.staged[r] = self._scratch(r, n)
+                self.staged[r] = self.scratch(Buffer.HOST_SCRATCH, r, n)
                 ready = self.b.island(StepKind.COPY, self._out(r, n), self.staged[r])
         elif pieces:
             ready = len(self.b.steps) - 1

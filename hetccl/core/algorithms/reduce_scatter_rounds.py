@@ -4,7 +4,6 @@ block once, and one partial of it leaves once; on its way other islands add thei
 
 from __future__ import annotations
 
-from hetccl.core.algorithms.blocks import Blocks
 from hetccl.core.algorithms.common import (
     Places,
     ReducePlace,
@@ -14,22 +13,10 @@ from hetccl.core.algorithms.common import (
     island_broadcast,
     prescaled,
     reduce_to,
-    segment_of_blocks,
 )
-from hetccl.core.algorithms.rounds import (
-    Schedule,
-    blocks_slice,
-    carrier,
-    need_all_at_border,
-    need_mesh,
-    reversed_rounds,
-    runs,
-    side_by_side,
-    star,
-)
-from hetccl.core.algorithms.rounds import ring as ring_schedule
-from hetccl.core.algorithms.rounds import tree as tree_schedule
-from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Lane, Plan, PlanBuilder, Slice, StepKind
+from hetccl.core.algorithms.in_rounds import HEADS, RING, TREE, InRounds, Way
+from hetccl.core.algorithms.rounds import blocks_slice, reversed_rounds, runs, side_by_side
+from hetccl.core.plan import Buffer, Channel, Flow, FlowKind, Lane, Plan, Slice, StepKind
 from hetccl.core.topology import Topology
 
 __all__ = ["heads", "ring", "tree"]
@@ -37,38 +24,27 @@ __all__ = ["heads", "ring", "tree"]
 
 def ring(topology: Topology, shared: Shared, rank: int, places: Places | None = None) -> Plan:
     """(C-1)S border bytes in C-1 rounds; each rank talks to the islands before and after its own only."""
-    return _Scatter(topology, shared, rank, places, ring_schedule, "ring", False).plan()
+    return _Scatter(topology, shared, rank, places, RING).plan()
 
 
 def tree(topology: Topology, shared: Shared, rank: int, places: Places | None = None) -> Plan:
     """(C-1)S border bytes in ceil(log2 C) rounds."""
-    return _Scatter(topology, shared, rank, places, tree_schedule, "tree", False).plan()
+    return _Scatter(topology, shared, rank, places, TREE).plan()
 
 
 def heads(topology: Topology, shared: Shared, rank: int, places: Places | None = None) -> Plan:
     """(C-1)S border bytes in one round, and in few messages: the fastest border rank of each island sends and receives
     all of its island's. Fewest calls; one rank's link carries an island's traffic."""
-    return _Scatter(topology, shared, rank, places, star, "heads", True).plan()
+    return _Scatter(topology, shared, rank, places, HEADS).plan()
 
 
-class _Scatter:
+class _Scatter(InRounds):
     """The plan of one rank while it is made."""
 
-    def __init__(
-        self, topology: Topology, shared: Shared, rank: int, places: Places | None, schedule: Schedule, name: str,
-        by_heads: bool,
-    ) -> None:  # fmt: skip
-        self.topology, self.shared, self.rank, self.name = topology, shared, rank, name
-        self.mine, self.me = topology.place(rank)
-        self.isl = topology.islands[self.mine]
-        self.by_heads, self.schedule = by_heads, schedule
-        self.b, self.blocks = PlanBuilder(), Blocks(shared, rank, topology.size, places)
+    def __init__(self, topology: Topology, shared: Shared, rank: int, places: Places | None, way: Way) -> None:
+        super().__init__(topology, shared, rank, places, way)
         self.native = self.isl.size > 1 and self.isl.reduces(shared.dtype, combining_op(shared))
-        (need_mesh if by_heads else need_all_at_border)(topology, shared, name)
-        self.head = topology.border.head(self.mine)
         self.root = self.isl.ranks.index(self.head)
-        self.segment = 0 if by_heads else segment_of_blocks(topology, shared)
-        self.whole = self.segment == 0 and not shared.counts  # blocks lie side by side within a segment
         self.merges = self.whole and all(i.size == 1 or i.reduces(shared.dtype, combining_op(shared))
                                          for i in topology.islands)  # fmt: skip
         self.held: dict[int, Slice] = {}  # first rank of a piece: where its partial is
@@ -89,7 +65,7 @@ class _Scatter:
         if isl.staged:
             for first, count in self._all_pieces():
                 src = self.held[first]
-                self.held[first] = self._scratch(Buffer.HOST_SCRATCH, first, count)
+                self.held[first] = self.scratch(Buffer.HOST_SCRATCH, first, count)
                 ready = b.island(StepKind.COPY, src, self.held[first])
             self.fresh.clear()
         done = self._border(after != 1.0, ready)
@@ -108,23 +84,8 @@ class _Scatter:
     def _all_pieces(self) -> list[tuple[int, int]]:
         return [piece for i in self.topology.islands for piece in self._pieces(i.index)]
 
-    def _carrier(self, island: int, r: int) -> int:
-        if self.by_heads:
-            return self.topology.border.head(island)
-        return carrier(self.topology, island, r)
-
     def _at(self, buffer: Buffer, first: int, n: int) -> Slice:
         return blocks_slice(buffer, first, n) if n > 1 else self.blocks.at(buffer, first, first)
-
-    def _scratch(self, buffer: Buffer, first: int, n: int) -> Slice:
-        found = self.blocks.scratch(buffer, first)
-        if n == 1:
-            return found
-        if buffer == Buffer.DEVICE_SCRATCH:
-            self.blocks.device += n - 1
-        else:
-            self.blocks.host += n - 1
-        return blocks_slice(buffer, found.block, n)
 
     def _reduce(self, buffer: Buffer) -> None:
         """Every block's partial of my island to the rank of mine that carries it."""
@@ -138,7 +99,7 @@ class _Scatter:
         if self.by_heads and self.merges:
             n = self.topology.size
             src = blocks_slice(buffer, 0, n)
-            dst = self._scratch(Buffer.DEVICE_SCRATCH, 0, n)
+            dst = self.scratch(Buffer.DEVICE_SCRATCH, 0, n)
             b.island(StepKind.REDUCE, src, dst, root=self.root)
             if self.rank == self.head:
                 self.held = {f: blocks_slice(Buffer.DEVICE_SCRATCH, dst.block + f, k) for f, k in self._all_pieces()}
@@ -154,7 +115,7 @@ class _Scatter:
                 self.held[at] = dst
                 continue
             for r in theirs.ranks:
-                root = isl.ranks.index(self._carrier(isl.index, r))
+                root = isl.ranks.index(self.carrier(isl.index, r))
                 src = self.blocks.at(buffer, r, r)
                 dst = self._target(r, 1) if root == self.me else self.blocks.dummy(r)
                 if root == self.me:
@@ -171,7 +132,7 @@ class _Scatter:
         """Where the partial of a piece goes: straight to the output where it stays."""
         if first == self.rank and n == 1 and not (self.by_heads and self.isl.size > 1):
             return self.blocks.at(Buffer.OUT, 0, first)
-        return self._scratch(Buffer.DEVICE_SCRATCH, first, n)
+        return self.scratch(Buffer.DEVICE_SCRATCH, first, n)
 
     def _border(self, finish: bool, ready: int) -> int:
         b, c_n = self.b, len(self.topology.islands)
@@ -180,7 +141,7 @@ class _Scatter:
         done = -1
         for number, turn in enumerate(rounds):
             flows = [
-                Flow(FlowKind.SEND, Channel.CONTRIBUTE, (self._carrier(to, first),), src=self.held[first])
+                Flow(FlowKind.SEND, Channel.CONTRIBUTE, (self.carrier(to, first),), src=self.held[first])
                 for to, parts in turn.sends
                 for part in parts
                 for first, _ in self._pieces(part)
@@ -192,7 +153,7 @@ class _Scatter:
             for part, islands in sources.items():
                 islands.sort()
                 for first, n in self._pieces(part):
-                    peers = tuple(self._carrier(i, first) for i in islands)
+                    peers = tuple(self.carrier(i, first) for i in islands)
                     src = self.held[first]
                     if first in self.fresh:
                         self.fresh.discard(first)
@@ -215,7 +176,7 @@ class _Scatter:
                 b.island(StepKind.COPY, self.held[self.rank], out, wait=done)
             return
         for first, n in runs(isl.ranks, self.merges):
-            there = self._scratch(Buffer.DEVICE_SCRATCH, first, n)
+            there = self.scratch(Buffer.DEVICE_SCRATCH, first, n)
             wait = -1
             if self.rank == self.head:
                 if not isl.staged:
