@@ -99,6 +99,7 @@ cdef extern from "hetccl/spi.h" nogil:
         int (*ipc_open)(void *, const void *, void **) noexcept nogil
         int (*ipc_close)(void *, void *) noexcept nogil
         int (*is_capturing)(void *, void *) noexcept nogil
+        int (*stream_query)(void *, void *) noexcept nogil
 
     ctypedef struct hetccl_ccl_init_args:
         uint32_t size

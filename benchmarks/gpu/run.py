@@ -227,13 +227,18 @@ def direct(run: Run) -> None:
 
 
 def direct_cpu(run: Run) -> None:
-    """One GPU beside one CPU rank, which copies and sums with so many threads."""
-    for threads in ("1", "2", "4"):
-        env = {"HETCCL_CPU_THREADS": threads, "DIRECT_CPU_RANK": "1", "HETCCL_DEVICE": "0"}
-        make = ranks(run, "times", "nccl:1,host:1", 60, "all_reduce", "float32", env)
-        found = report(run, f"direct_cpu_{threads}", make)
-        for nbytes, us in (found[0]["us"] if found else {}).items():
-            print(f"GPU and CPU, {threads} threads {nbytes:>11} B {us:10.1f} us {int(nbytes) / us / 1e3:7.2f} GB/s")
+    """One GPU beside one CPU rank, which copies and sums with so many threads. Its tensors lie on pages of 4 KiB or, as
+    torch's allocator gives them with THP_MEM_ALLOC_ENABLE=1, on huge ones: a thread then waits less for addresses."""
+    print("huge pages: " + Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text().strip(), flush=True)
+    for pages in ("huge", "small"):
+        for threads in ("1", "2", "4"):
+            env = {"HETCCL_CPU_THREADS": threads, "DIRECT_CPU_RANK": "1", "HETCCL_DEVICE": "0"}
+            env["THP_MEM_ALLOC_ENABLE"] = "1" if pages == "huge" else "0"
+            make = ranks(run, "times", "nccl:1,host:1", 60, "all_reduce", "float32", env)
+            found = report(run, f"direct_cpu_{pages}_{threads}", make, show=False)
+            for nbytes, us in (found[0]["us"] if found else {}).items():
+                print(f"GPU and CPU, {threads} threads, {pages} pages {nbytes:>11} B {us:10.1f} us "
+                      f"{int(nbytes) / us / 1e3:7.2f} GB/s", flush=True)  # fmt: skip
 
 
 def direct_ways(run: Run) -> None:

@@ -71,10 +71,15 @@ class Joined:
 
     def check(self) -> None:
         """Raises if waiting for the others has become vain: one could not join, or has died."""
-        self.view.raise_if_failed()
-        lost = tuple(r for r in range(self.topology.size) if self.control.state(r) == 2)
-        if lost:
-            raise PeerLostError(f"rank {', '.join(map(str, lost))} died while the ranks were joining", ranks=lost)
+        raise_if_vain(self.view, self.control)
+
+
+def raise_if_vain(view: StoreView, control: Control) -> None:
+    """Raises what another rank said that could not join, or `PeerLostError` if one has died."""
+    view.raise_if_failed()
+    lost = tuple(r for r in range(control.size) if control.state(r) == 2)
+    if lost:
+        raise PeerLostError(f"rank {', '.join(map(str, lost))} died while the ranks were joining", ranks=lost)
 
 
 def host_id() -> str:
@@ -192,7 +197,7 @@ def _join(
     listener.close()
     comms = VendorComms(ccl)
     undo.append(comms.destroy)
-    comms.join(view, vendor, topology, rank, deadline, groups=combine == "border")
+    comms.join(view, vendor, topology, rank, deadline, combine == "border", lambda: raise_if_vain(view, control))
     return Joined(
         topology,
         records,

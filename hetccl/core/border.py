@@ -99,6 +99,13 @@ class Border:
         return all(link.direct for link in self._topology.links)
 
     @cached_property
+    def adder(self) -> int:
+        """The one of two islands that combines everything, -1: there is none. In host memory beside a device's: one
+        pass over it reads what it has and what came, and writes the sum for both, and the device has nothing to add."""
+        hosts = [i.index for i in self._islands if i.host_memory]
+        return hosts[0] if len(self._islands) == 2 and len(hosts) == 1 and any(i.direct for i in self._islands) else -1
+
+    @cached_property
     def plain(self) -> bool:
         """Whether all islands have direct links, all ranks are at the border, and all of an island are equally fast."""
         return self.mesh and all(self.even(i.index) for i in self._islands)
@@ -225,6 +232,8 @@ class Border:
     @cached_property
     def owners(self) -> tuple[int, ...]:
         """Parts of the elements that each island owns."""
+        if self.adder >= 0:
+            return tuple(int(i.index == self.adder) for i in self._islands)
         rates = [i.border_rate for i in self._islands]
         for link in self._topology.links:  # an island is as fast as the sum of its ways
             if link.rate and link.direct:

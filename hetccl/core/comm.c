@@ -107,6 +107,7 @@ hx_work *hx_work_get(hx_comm *c, const hx_plan *p)
     w->source = -1;
     w->factor = 1.0;
     w->owner = NULL;
+    atomic_store_explicit(&w->prompt, 0, memory_order_relaxed);
     w->text[0] = 0;
     atomic_store_explicit(&w->finished, 0, memory_order_relaxed);
     return w;
@@ -214,7 +215,7 @@ static hx_work *first(hx_comm *c)
 static int drained(hx_comm *c)
 {
     if (c->host_memory || !c->stream)
-        return 1;
+        return !c->host_memory || hx_direct_drained(c);
     if (hx_sums_busy(c))
         return 0;
     if (!c->drain_event) {

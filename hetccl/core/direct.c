@@ -6,23 +6,26 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Measured: a chunk costs a fixed time, and the first one and the last run alone. */
-size_t hx_direct_chunk(size_t nbytes, size_t most)
+/* Measured: a chunk costs a fixed time, and the first one and the last run alone. Beside a rank of the host's memory, which is
+ * slower than a device's copies, they are small: there is always a part to take for each of its threads. */
+size_t hx_direct_chunk(const hx_comm *c, size_t nbytes)
 {
     size_t chunk = HX_LEAST_CHUNK;
-    for (size_t reach = 2u << 20; chunk < HX_SLOT_BYTES && nbytes > reach; reach *= 4)
+    if (c->direct->hosts)
+        return nbytes <= 4u << 20 ? chunk / 2 : chunk;
+    for (size_t reach = 2u << 20; chunk < c->direct->slot_bytes && nbytes > reach; reach *= 4)
         chunk *= 2;                         /* up to 2 MiB: 512 KiB; 8 MiB: 1 MiB; 32 MiB: 2 MiB; then 4 MiB */
-    return chunk < most ? chunk : most;
+    return chunk;
 }
 
-/* Two full rings a direction would fall out of the cache: where an all_reduce sends contributions and results the chunks are
- * half as large. */
+/* Two full rings a direction would fall out of the cache: where an all_reduce between devices sends contributions and results
+ * the chunks are half as large. */
 static size_t most_bytes(const hx_comm *c, const hx_plan *p)
 {
-    for (int i = 0; i < p->n_flows && p->op == 0; i++)
-        if (p->flows[i].give_back && c->direct->most > HX_SLOT_BYTES / 2)
-            return HX_SLOT_BYTES / 2;
-    return c->direct->most;
+    for (int i = 0; i < p->n_flows && p->op == 0 && !c->direct->hosts; i++)
+        if (p->flows[i].give_back)
+            return c->direct->slot_bytes / 2;
+    return c->direct->slot_bytes;
 }
 
 void hx_direct_begin(hx_work *w, const hx_step *s)
@@ -31,7 +34,8 @@ void hx_direct_begin(hx_work *w, const hx_step *s)
     for (int i = s->first_flow; i < s->first_flow + s->n_flows; i++) {
         const hx_flow *f = &w->plan->flows[i];
         hx_flow_state *st = &w->flow[i];
-        st->chunk = hx_direct_chunk(st->n * es, most_bytes(w->comm, w->plan)) / es;
+        size_t chunk = hx_direct_chunk(w->comm, st->n * es), most = most_bytes(w->comm, w->plan);
+        st->chunk = (chunk < most ? chunk : most) / es;
         st->chunks = (uint32_t)((st->n + st->chunk - 1) / st->chunk);
         st->started = 0;
         st->combiner = -1;
@@ -49,7 +53,7 @@ static int takes_from(const hx_flow *f, int k)
     return f->kind == HX_FLOW_RECV || f->kind == HX_FLOW_FORWARD ? k == 0 : k < hx_sources(f);
 }
 
-static int gives_to(const hx_flow *f, int k)
+int hx_direct_gives(const hx_flow *f, int k)
 {
     switch (f->kind) {
     case HX_FLOW_SEND: return k == 0;
@@ -80,40 +84,62 @@ static int mismatch(hx_work *w, int rank)
     return failed(w, rank, HETCCL_MISMATCH);
 }
 
-/* Puts chunks below `limit` of `base` into the ring towards peer k, and tells it of those that are there. */
-static int give(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, const char *base, uint32_t limit, size_t es, int *moved)
+hx_ring *hx_direct_out(hx_comm *c, const hx_flow *f, int k)
 {
-    hx_comm *c = w->comm;
-    hx_direct *d = c->direct;
     int channel = f->kind == HX_FLOW_OWN ? HETCCL_CHANNEL_RESULT :
                   f->kind == HX_FLOW_EXCHANGE ? HETCCL_CHANNEL_CONTRIBUTE : f->channel;
-    hx_window *win = c->peers[f->peer[k]].window;
-    hx_ring *r = &win->out[channel];
-    int rc;
+    return &c->peers[f->peer[k]].window->out[channel];
+}
+
+int hx_direct_publish(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t es, int *moved)
+{
+    hx_comm *c = w->comm;
+    hx_ring *r = hx_direct_out(c, f, k);
     for (; st->out_ended[k] < st->out_begun[k]; *moved = 1) {
-        rc = c->host_memory ? HETCCL_OK : c->dev->event_query(c->dev_ctx, r->event[r->ended % HX_SLOTS]);
+        int rc = hx_slot_test(c, r, r->ended % c->direct->slots);
         if (rc == HETCCL_IN_PROGRESS)
             break;
         if (rc != HETCCL_OK)
             return hx_direct_error(c, w, rc, "a copy to the host");
         atomic_store_explicit(&r->shared->sent.value, ++r->ended, memory_order_release);
-        hx_sent(c, win, hx_chunk_at(st, st->out_ended[k]++) * es);
+        hx_sent(c, c->peers[f->peer[k]].window, hx_chunk_at(st, st->out_ended[k]++) * es);
     }
-    for (; st->out_begun[k] < limit; *moved = 1) {
-        uint32_t full = r->begun - atomic_load_explicit(&r->shared->taken.value, memory_order_acquire), slot = r->begun % HX_SLOTS;
-        if (full > HX_SLOTS)
-            return damaged(w, f->peer[k], "taken");
-        if (full == HX_SLOTS)
+    return HETCCL_OK;
+}
+
+int hx_direct_slot(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t es, uint32_t *slot)
+{
+    hx_ring *r = hx_direct_out(w->comm, f, k);
+    uint32_t slots = w->comm->direct->slots, full = r->begun - atomic_load_explicit(&r->shared->taken.value, memory_order_acquire);
+    if (full > slots)
+        return damaged(w, f->peer[k], "taken");
+    if (full == slots)
+        return HETCCL_IN_PROGRESS;
+    *slot = r->begun % slots;
+    r->shared->note[*slot] = (hx_note){w->fingerprint, (uint32_t)(hx_chunk_at(st, st->out_begun[k]) * es)};
+    return HETCCL_OK;
+}
+
+/* Puts chunks below `limit` of `base` into the ring towards peer k, and tells it of those that are there. */
+static int give(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, const char *base, uint32_t limit, size_t es, int *moved)
+{
+    hx_comm *c = w->comm;
+    hx_direct *d = c->direct;
+    hx_ring *r = hx_direct_out(c, f, k);
+    uint32_t slot;
+    int rc = hx_direct_publish(w, f, st, k, es, moved);
+    for (; rc == HETCCL_OK && st->out_begun[k] < limit; *moved = 1) {
+        if ((rc = hx_direct_slot(w, f, st, k, es, &slot)) != HETCCL_OK)
             break;
         size_t n = hx_chunk_at(st, st->out_begun[k]) * es;
         const char *from = base + (size_t)st->out_begun[k] * st->chunk * es;
-        r->shared->note[slot] = (hx_note){w->fingerprint, (uint32_t)n};
+        char *to = r->data + slot * d->slot_bytes;
         if (c->host_memory) {
-            hx_direct_copy(c, r->data + slot * HX_SLOT_BYTES, from, n);
+            hx_slot_copy(c, r, slot, to, from, n, 0);
         } else {
             rc = hx_direct_fence(c, w, HX_STREAM_OUT);
             if (rc == HETCCL_OK)
-                rc = c->dev->copy_async(c->dev_ctx, r->data + slot * HX_SLOT_BYTES, from, n, d->stream[HX_STREAM_OUT]);
+                rc = c->dev->copy_async(c->dev_ctx, to, from, n, d->stream[HX_STREAM_OUT]);
             if (rc == HETCCL_OK)
                 rc = c->dev->event_record(c->dev_ctx, r->event[slot], d->stream[HX_STREAM_OUT]);
             if (rc != HETCCL_OK)
@@ -121,11 +147,24 @@ static int give(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, const ch
         }
         r->begun++;
         st->out_begun[k]++;
-        if (c->host_memory) {               /* at once: the peer takes it while we copy the next */
-            atomic_store_explicit(&r->shared->sent.value, ++r->ended, memory_order_release);
-            st->out_ended[k]++;
-            hx_sent(c, win, n);
-        }
+        if (c->host_memory)                 /* at once: the peer takes it while we copy the next */
+            rc = hx_direct_publish(w, f, st, k, es, moved);
+    }
+    return rc == HETCCL_IN_PROGRESS ? HETCCL_OK : rc;
+}
+
+/* Gives slots back whose copies to where they belong have ended. */
+static int settle(hx_work *w, hx_ring *r, hx_flow_state *st, int k, int stays, int *moved)
+{
+    hx_comm *c = w->comm;
+    for (; !stays && st->in_ended[k] < st->in_begun[k]; *moved = 1) {
+        int rc = hx_slot_test(c, r, r->ended % c->direct->slots);
+        if (rc == HETCCL_IN_PROGRESS)
+            break;
+        if (rc != HETCCL_OK)
+            return hx_direct_error(c, w, rc, "a copy to the device");
+        hx_taken(r);
+        st->in_ended[k]++;
     }
     return HETCCL_OK;
 }
@@ -139,18 +178,11 @@ static int take(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t e
     hx_window *win = c->peers[f->peer[k]].window;
     int combines = hx_sources(f) > 0, stays = combines && st->how == HX_HOW_HOST, rc;
     hx_ring *r = &win->in[combines ? HETCCL_CHANNEL_CONTRIBUTE : f->channel];
-    for (; !stays && st->in_ended[k] < st->in_begun[k]; *moved = 1) {
-        rc = c->host_memory ? HETCCL_OK : c->dev->event_query(c->dev_ctx, r->event[r->ended % HX_SLOTS]);
-        if (rc == HETCCL_IN_PROGRESS)
-            break;
-        if (rc != HETCCL_OK)
-            return hx_direct_error(c, w, rc, "a copy to the device");
-        hx_taken(r);
-        st->in_ended[k]++;
-    }
+    if ((rc = settle(w, r, st, k, stays, moved)) != HETCCL_OK)
+        return rc;
     for (; st->in_begun[k] < st->chunks; *moved = 1) {
-        uint32_t there = atomic_load_explicit(&r->shared->sent.value, memory_order_acquire) - r->begun, slot = r->begun % HX_SLOTS;
-        if (there > HX_SLOTS)
+        uint32_t there = atomic_load_explicit(&r->shared->sent.value, memory_order_acquire) - r->begun, slot = r->begun % d->slots;
+        if (there > d->slots)
             return damaged(w, f->peer[k], "sent");
         if (there == 0) {
             uint64_t theirs = atomic_load_explicit(&win->theirs->announced, memory_order_relaxed);
@@ -158,22 +190,22 @@ static int take(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t e
                 return mismatch(w, f->peer[k]);
             break;
         }
-        if (combines && !stays && r->begun - win->arrived_free >= HX_SLOTS)
+        if (combines && !stays && r->begun - win->arrived_free >= d->slots)
             break;
         size_t n = hx_chunk_at(st, st->in_begun[k]) * es;
         if (r->shared->note[slot].fingerprint != w->fingerprint || r->shared->note[slot].nbytes != n)
             return mismatch(w, f->peer[k]);
-        char *to = combines ? win->arrived + slot * HX_SLOT_BYTES : st->dst + (size_t)st->in_begun[k] * st->chunk * es;
+        char *to = combines ? win->arrived + slot * d->slot_bytes : st->dst + (size_t)st->in_begun[k] * st->chunk * es;
         if (!combines && r == &win->in[HETCCL_CHANNEL_CONTRIBUTE])
             win->arrived_free++;            /* it counts every contribution */
         if (stays) {
             st->in_ended[k]++;
         } else if (c->host_memory) {
-            hx_direct_copy(c, to, r->data + slot * HX_SLOT_BYTES, n);
+            hx_slot_copy(c, r, slot, to, r->data + slot * d->slot_bytes, n, f->kind == HX_FLOW_RECV && hx_direct_past(w, st, es));
         } else {
             rc = hx_direct_fence(c, w, HX_STREAM_IN);
             if (rc == HETCCL_OK)
-                rc = c->dev->copy_async(c->dev_ctx, to, r->data + slot * HX_SLOT_BYTES, n, d->stream[HX_STREAM_IN]);
+                rc = c->dev->copy_async(c->dev_ctx, to, r->data + slot * d->slot_bytes, n, d->stream[HX_STREAM_IN]);
             if (rc == HETCCL_OK)
                 rc = c->dev->event_record(c->dev_ctx, r->event[slot], d->stream[HX_STREAM_IN]);
             if (rc != HETCCL_OK)
@@ -181,10 +213,8 @@ static int take(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t e
         }
         r->begun++;
         st->in_begun[k]++;
-        if (!stays && c->host_memory) {
-            hx_taken(r);
-            st->in_ended[k]++;
-        }
+        if (c->host_memory && (rc = settle(w, r, st, k, stays, moved)) != HETCCL_OK)
+            return rc;
     }
     return HETCCL_OK;
 }
@@ -197,6 +227,7 @@ static int all_taken(const hx_work *w, const hx_flow *f, int k)
 
 int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, int *moved)
 {
+    hx_comm *c = w->comm;
     int sources = hx_sources(f), rc = HETCCL_OK, all = 1;
     if (st->n == 0) {                       /* it was its turn: those after it may go */
         st->done = *moved = 1;
@@ -212,15 +243,15 @@ int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, i
         return rc;
     st->started = 1;
     for (int k = 0; k < f->n_peers && rc == HETCCL_OK; k++) {
-        if (gives_to(f, k)) {
+        if (hx_direct_gives(f, k)) {
             uint32_t limit = st->chunks;
             const char *base = st->src;
             if (f->kind == HX_FLOW_OWN || f->kind == HX_FLOW_PASS)
-                limit = st->combined, base = st->dst;
+                limit = c->host_memory ? 0 : st->combined, base = st->dst;     /* the host combines into the slots */
             else if (f->kind == HX_FLOW_FORWARD)
                 limit = st->in_ended[0], base = st->dst;
-            else if (f->kind == HX_FLOW_EXCHANGE && st->how == HX_HOW_HOST && limit > st->combined + HX_SLOTS)
-                limit = st->combined + HX_SLOTS;    /* the own part is read from its slot */
+            else if (f->kind == HX_FLOW_EXCHANGE && st->how == HX_HOW_HOST && limit > st->combined + c->direct->slots)
+                limit = st->combined + c->direct->slots;    /* the own part is read from its slot */
             rc = give(w, f, st, k, base, limit, es, moved);
             all &= st->out_ended[k] == st->chunks;
             /* Two ranks that exchange also end together: one that came late would else end early, come early to the next
@@ -242,5 +273,7 @@ int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, i
     st->done = all;
     if (all)
         hx_combiner_end(w, st);
+    else
+        *moved |= hx_team_help(c->direct->team);
     return all ? HETCCL_OK : HETCCL_IN_PROGRESS;
 }

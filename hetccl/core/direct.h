@@ -10,11 +10,14 @@
 #include "executor.h"
 #include "team.h"
 
-#define HX_SLOTS 4u                         /* of a ring */
-#define HX_SLOT_BYTES ((size_t)4 << 20)     /* a ring of 16 MiB stays in the last-level cache, one of 32 does not */
+#define HX_RING_BYTES ((size_t)16 << 20)    /* stays in the last-level cache, 32 would not */
+#define HX_SLOTS 4u                         /* of a ring between devices: so large are chunks at most */
+#define HX_MOST_SLOTS 32u                   /* of a ring where a rank's memory is the host's */
 #define HX_LEAST_CHUNK ((size_t)512 << 10)
 #define HX_WORD_BYTES ((size_t)1 << 20)     /* words of one exchange: half of it is data */
 #define HX_BY_HOST_BYTES (64u << 10)        /* up to here two copies and a sum of the host beat a kernel a chunk */
+#define HX_PART_BYTES ((size_t)128 << 10)   /* of a chunk, for one thread of a rank of the host's memory */
+#define HX_PAST_BYTES ((size_t)16 << 20)    /* messages of which so much is not in a cache when somebody reads it */
 #define HX_COMBINERS 4                      /* flows that combine at once; further ones wait */
 #define HX_RINGS HETCCL_CHANNELS            /* contributions, results, data of messages */
 
@@ -30,8 +33,7 @@ typedef struct hx_note {                    /* what lies in a slot */
 /* The shared words of one ring; free-running counts of chunks. */
 typedef struct hx_ring_words {
     hx_line sent, taken;                    /* written by the sender, by the receiver */
-    hx_note note[HX_SLOTS];
-    uint32_t pad[32 - 2 * HX_SLOTS];
+    hx_note note[HX_MOST_SLOTS];
 } hx_ring_words;
 
 /* What one rank tells the other. */
@@ -43,15 +45,35 @@ typedef struct hx_side {
 
 #define HX_SIDE_AT(side) ((size_t)(side) * 4096)
 #define HX_WORDS_AT(side) (((size_t)1 << 20) + (size_t)(side) * 2 * HX_WORD_BYTES)
-#define HX_RING_AT(side, channel) (((size_t)8 << 20) + ((size_t)(side) * HX_RINGS + (size_t)(channel)) * HX_SLOTS * HX_SLOT_BYTES)
+#define HX_RING_AT(side, channel) (((size_t)8 << 20) + ((size_t)(side) * HX_RINGS + (size_t)(channel)) * HX_RING_BYTES)
 #define HX_WINDOW_BYTES HX_RING_AT(2, 0)
+
+typedef struct hx_copy {                    /* of host memory, a slot's; its parts may run on several threads */
+    char *to;
+    const char *from;
+    size_t n;
+    int past;                               /* past the caches */
+    _Atomic uint32_t left;                  /* parts that have not ended */
+} hx_copy;
+
+typedef struct hx_sum_job {                 /* a chunk that the host combines */
+    void *dst[HX_FAN + 1];
+    const void *src[HX_FAN + 1];
+    int n_dst, n_src, dtype, redop;
+    size_t count, es;
+    int past;                               /* dst[0] goes past the caches */
+    double divisor;
+    _Atomic int rc;
+    _Atomic uint32_t left;
+} hx_sum_job;
 
 /* One ring as its sender or its receiver sees it. */
 typedef struct hx_ring {
     hx_ring_words *shared;
     char *data;
     uint32_t begun, ended;                  /* chunks whose copy was begun; whose end the other side knows of */
-    void *event[HX_SLOTS];                  /* behind the copy of a slot */
+    void *event[HX_MOST_SLOTS];             /* behind the copy of a slot, where a device makes it */
+    hx_copy copy[HX_MOST_SLOTS];            /* else */
 } hx_ring;
 
 typedef struct hx_window {
@@ -72,8 +94,9 @@ enum { HX_STREAM_OUT = 0, HX_STREAM_IN = 1, HX_STREAM_COMBINE = 2, HX_STREAMS = 
 typedef struct hx_combiner {                /* what a combining flow needs of its own */
     int busy;
     uint32_t base;                          /* chunks announced to its resident kernels so far */
-    char *staging;                          /* pinned, HX_SLOTS slots: sums of the host */
-    void *event[HX_SLOTS], *fetched[HX_SLOTS];  /* behind a sum's last device step; behind the copy of the own part */
+    char *staging;                          /* pinned, a ring of slots: sums of the host */
+    void *event[HX_MOST_SLOTS], *fetched[HX_MOST_SLOTS];    /* behind a sum's last device step; behind the copy of the own part */
+    hx_sum_job sum[HX_MOST_SLOTS];          /* of the host */
 } hx_combiner;
 
 typedef struct hx_spin_words {              /* pinned memory that kernels poll */
@@ -82,7 +105,9 @@ typedef struct hx_spin_words {              /* pinned memory that kernels poll *
 
 typedef struct hx_direct {
     int how, may_spin, kernels;             /* how: forced, or HX_HOW_AUTO */
-    size_t most;                            /* bytes of a chunk at most, equal on all ranks */
+    uint32_t slots;                         /* of a ring, and their bytes; equal on all ranks */
+    size_t slot_bytes;
+    int hosts;                              /* some rank's memory is the host's */
     int agreed;                             /* all ranks can: flows go this way */
     void *stream[HX_STREAMS], *drain[HX_STREAMS], *begin;
     uint32_t fenced[HX_STREAMS];            /* sequence of the work that the stream has been ordered behind */
@@ -111,7 +136,12 @@ int hx_direct_drained(hx_comm *c);          /* after a failure: whether the devi
 void hx_direct_close(hx_comm *c);           /* unregisters; before the transports unmap. Idempotent */
 /* Orders stream `which` behind what the work's own stream holds, once a work. */
 int hx_direct_fence(hx_comm *c, hx_work *w, int which);
-void hx_direct_copy(hx_comm *c, char *to, const char *from, size_t n);   /* host memory, by all threads of the rank */
+/* Copies host memory, by all threads of the rank. */
+void hx_direct_copy(hx_comm *c, char *to, const char *from, size_t n);
+/* The same for a slot of a ring, without waiting: hx_slot_test. `past`: nobody reads it soon. */
+void hx_slot_copy(hx_comm *c, hx_ring *r, uint32_t slot, char *to, const char *from, size_t n, int past);
+/* Parts that a job of so many bytes is cut into. */
+int hx_direct_parts(const hx_comm *c, size_t nbytes);
 int hx_direct_error(hx_comm *c, hx_work *w, int rc, const char *what);
 
 static inline void hx_sent(hx_comm *c, hx_window *win, size_t nbytes)
@@ -129,9 +159,20 @@ static inline uint64_t hx_direct_sent(const hx_comm *c, int peer)
 static inline int hx_goes_direct(const hx_comm *c) { return c->direct && c->direct->agreed; }
 
 /* ---- direct.c: as in flows.c */
-size_t hx_direct_chunk(size_t nbytes, size_t most);     /* bytes of a chunk of a message; both ends compute the same */
+size_t hx_direct_chunk(const hx_comm *c, size_t nbytes);    /* bytes of a chunk of a message; both ends compute the same */
 void hx_direct_begin(hx_work *w, const hx_step *s);
 int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, int *moved);
+int hx_direct_gives(const hx_flow *f, int k);   /* whether a flow sends to its peer k */
+hx_ring *hx_direct_out(hx_comm *c, const hx_flow *f, int k);    /* the ring that it uses for that */
+/* The next slot of a ring, for chunk t. HETCCL_IN_PROGRESS: all are full. HETCCL_SYSTEM: its counts are damaged. */
+int hx_direct_slot(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t es, uint32_t *slot);
+/* Tells peer k of the chunks that are in its ring. */
+int hx_direct_publish(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t es, int *moved);
+/* Whether host memory of this flow goes past the caches: it is much, and the end of the way. */
+static inline int hx_direct_past(const hx_work *w, const hx_flow_state *st, size_t es)
+{
+    return st->n * es > HX_PAST_BYTES && w->comm->island_size == 1;
+}
 
 /* ---- direct_combine.c */
 int hx_combiner_start(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es);   /* IN_PROGRESS: none is free */
@@ -151,6 +192,14 @@ static inline size_t hx_chunk_at(const hx_flow_state *st, uint32_t t)   /* eleme
 {
     size_t at = (size_t)t * st->chunk;
     return st->n - at < st->chunk ? st->n - at : st->chunk;
+}
+
+/* Whether the copy of a slot has ended. */
+static inline int hx_slot_test(hx_comm *c, hx_ring *r, uint32_t slot)
+{
+    if (!c->host_memory)
+        return c->dev->event_query(c->dev_ctx, r->event[slot]);
+    return atomic_load_explicit(&r->copy[slot].left, memory_order_acquire) ? HETCCL_IN_PROGRESS : HETCCL_OK;
 }
 
 /* Gives a slot of a ring back to its sender. */

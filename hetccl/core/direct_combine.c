@@ -6,9 +6,6 @@
 #include "direct.h"
 #include <stdio.h>
 #include <string.h>
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
 
 #define BLOCKS 6u                           /* of the resident kernel: alone 46 GB/s, beside a large matrix product 42 */
 
@@ -39,7 +36,7 @@ static int launch(hx_work *w, const hx_flow *f, hx_flow_state *st)
     int n = hx_sources(f), stream = HX_STREAM_COMBINE + st->combiner, rc;
     hetccl_resident_args a = {
         .size = sizeof a, .dtype = w->plan->dtype, .redop = hx_combining(w->plan), .n_src = (uint32_t)n + 1, .dst = st->dst,
-        .slots = HX_SLOTS, .base = m->base, .slot_bytes = HX_SLOT_BYTES, .count = st->n, .chunk = st->chunk,
+        .slots = d->slots, .base = m->base, .slot_bytes = d->slot_bytes, .count = st->n, .chunk = st->chunk,
         .scale = divisor_of(w, f), .arrive = (uint32_t *)&d->words->arrive[st->combiner].value,
         .freed = (uint32_t *)&d->words->freed[st->combiner].value, .stop = (uint32_t *)&d->words->stop.value,
         .scratch = d->scratch + st->combiner * HETCCL_SPIN_SCRATCH, .blocks = BLOCKS, .timeout_ns = time_left(w), .stream = d->stream[stream]};
@@ -51,7 +48,7 @@ static int launch(hx_work *w, const hx_flow *f, hx_flow_state *st)
         hx_window *win = c->peers[f->peer[k]].window;
         a.src[at] = win->arrived;
         a.ring[at] = 1;
-        a.first[at] = win->in[HETCCL_CHANNEL_CONTRIBUTE].begun % HX_SLOTS;
+        a.first[at] = win->in[HETCCL_CHANNEL_CONTRIBUTE].begun % d->slots;
     }
     if ((rc = hx_direct_fence(c, w, stream)) != HETCCL_OK)
         return rc;
@@ -95,11 +92,12 @@ void hx_combiner_end(hx_work *w, hx_flow_state *st)
 static int sources_of(hx_work *w, const hx_flow *f, const hx_flow_state *st, uint32_t t, const void *own, const void **src)
 {
     int n = hx_sources(f);
+    const hx_direct *d = w->comm->direct;
     for (int k = 0; k < n; k++) {
         hx_window *win = w->comm->peers[f->peer[k]].window;
         hx_ring *r = &win->in[HETCCL_CHANNEL_CONTRIBUTE];
-        uint32_t slot = (r->begun - st->in_begun[k] + t) % HX_SLOTS;
-        src[k < f->position ? k : k + 1] = (st->how == HX_HOW_HOST ? r->data : win->arrived) + slot * HX_SLOT_BYTES;
+        uint32_t slot = (r->begun - st->in_begun[k] + t) % d->slots;
+        src[k < f->position ? k : k + 1] = (st->how == HX_HOW_HOST ? r->data : win->arrived) + slot * d->slot_bytes;
     }
     src[f->position] = own;
     return n + 1;
@@ -121,8 +119,9 @@ static int by_kernels(hx_work *w, const hx_flow *f, hx_flow_state *st, uint32_t 
 {
     hx_comm *c = w->comm;
     hx_combiner *m = &c->direct->combiner[st->combiner];
+    uint32_t slots = c->direct->slots;
     int stream = HX_STREAM_COMBINE + st->combiner, rc = HETCCL_OK;
-    for (; st->combine_begun < ready && st->combine_begun - st->combined < HX_SLOTS; st->combine_begun++) {
+    for (; st->combine_begun < ready && st->combine_begun - st->combined < slots; st->combine_begun++) {
         const void *src[HX_FAN + 1];
         size_t at = (size_t)st->combine_begun * st->chunk * es;
         int n = sources_of(w, f, st, st->combine_begun, st->src + at, src);
@@ -132,13 +131,13 @@ static int by_kernels(hx_work *w, const hx_flow *f, hx_flow_state *st, uint32_t 
         if (rc == HETCCL_OK)
             rc = c->dev->reduce_async(c->dev_ctx, &a);
         if (rc == HETCCL_OK)
-            rc = c->dev->event_record(c->dev_ctx, m->event[st->combine_begun % HX_SLOTS], a.stream);
+            rc = c->dev->event_record(c->dev_ctx, m->event[st->combine_begun % slots], a.stream);
         if (rc != HETCCL_OK)
             return hx_direct_error(c, w, rc, "a kernel that combines");
         *moved = 1;
     }
     while (st->combined < st->combine_begun) {
-        rc = c->dev->event_query(c->dev_ctx, m->event[st->combined % HX_SLOTS]);
+        rc = c->dev->event_query(c->dev_ctx, m->event[st->combined % slots]);
         if (rc == HETCCL_IN_PROGRESS)
             break;
         if (rc != HETCCL_OK)
@@ -148,73 +147,111 @@ static int by_kernels(hx_work *w, const hx_flow *f, hx_flow_state *st, uint32_t 
     return HETCCL_OK;
 }
 
-typedef struct sum_job {
-    void *dst;
-    const void *src[HX_FAN + 1];
-    int n_src, dtype, redop;
-    size_t count, es;
-    int streams;                            /* the result goes past the caches */
-    double divisor;
-    _Atomic int rc;
-} sum_job;
-
-#define STREAMED ((size_t)16 << 20)         /* messages of which so much is not in a cache when somebody reads it */
-#define PIECE 16384u                        /* bytes: stays in the nearest cache */
-
-/* To memory that nobody reads soon: past the caches, which saves fetching what is overwritten. */
-static void stream_out(char *to, const char *from, size_t n)
-{
-#ifdef __SSE2__
-    size_t head = -(uintptr_t)to & 15u, at = head < n ? head : n;
-    memcpy(to, from, at);
-    for (; n - at >= 64; at += 64)
-        for (size_t i = 0; i < 64; i += 16)
-            _mm_stream_si128((__m128i *)(to + at + i), _mm_loadu_si128((const __m128i *)(from + at + i)));
-    memcpy(to + at, from + at, n - at);
-#else
-    memcpy(to, from, n);
-#endif
-}
-
 static void sum_share(void *arg, int part, int parts)
 {
-    sum_job *j = arg;
+    hx_sum_job *j = arg;
     size_t at = j->count * (size_t)part / (size_t)parts & ~(size_t)63;
     size_t end = part + 1 == parts ? j->count : j->count * (size_t)(part + 1) / (size_t)parts & ~(size_t)63;
     const void *src[HX_FAN + 1];
-    char piece[PIECE] __attribute__((aligned(64)));
-    size_t step = j->streams ? PIECE / j->es : end - at;
-    for (; at < end; at += step) {
-        size_t n = end - at < step ? end - at : step;
-        void *dst = j->streams ? piece : (char *)j->dst + at * j->es;
-        for (int i = 0; i < j->n_src; i++)
-            src[i] = (const char *)j->src[i] + at * j->es;
-        int rc = hetccl_combine(&dst, 1, src, j->n_src, n, j->dtype, j->redop, j->divisor);
-        if (rc != HETCCL_OK)
-            atomic_store_explicit(&j->rc, rc, memory_order_relaxed);
-        if (j->streams)
-            stream_out((char *)j->dst + at * j->es, piece, n * j->es);
-    }
-#ifdef __SSE2__
-    if (j->streams)
-        _mm_sfence();
-#endif
+    void *dst[HX_FAN + 1];
+    for (int i = 0; i < j->n_src; i++)
+        src[i] = (const char *)j->src[i] + at * j->es;
+    for (int i = 0; i < j->n_dst; i++)
+        dst[i] = (char *)j->dst[i] + at * j->es;
+    int rc = j->past ? hetccl_combine_past(dst[0], j->n_dst > 1 ? dst[1] : NULL, src, j->n_src, end - at, j->dtype, j->redop, j->divisor)
+                     : hetccl_combine(dst, j->n_dst, src, j->n_src, end - at, j->dtype, j->redop, j->divisor);
+    if (rc != HETCCL_OK)
+        atomic_store_explicit(&j->rc, rc, memory_order_relaxed);
 }
 
-static int host_sum(hx_work *w, const hx_flow *f, const hx_flow_state *st, uint32_t t, const void *own, void *dst)
+/* Fills a job for chunk t, with one destination, so far. */
+static void describe(hx_sum_job *j, hx_work *w, const hx_flow *f, const hx_flow_state *st, uint32_t t, const void *own, void *dst)
 {
-    sum_job j = {.dst = dst, .dtype = w->plan->dtype, .redop = hx_combining(w->plan), .count = hx_chunk_at(st, t),
-                 .es = hetccl_dtype_size(w->plan->dtype), .divisor = divisor_of(w, f),
-                 .streams = w->comm->host_memory && f->kind == HX_FLOW_EXCHANGE && st->n * hetccl_dtype_size(w->plan->dtype) > STREAMED};
-    j.n_src = sources_of(w, f, st, t, own, j.src);
-    if (w->comm->direct->team && j.count >= 16384)
-        hx_team_run(w->comm->direct->team, sum_share, &j);
-    else
-        sum_share(&j, 0, 1);
-    int rc = atomic_load_explicit(&j.rc, memory_order_relaxed);
+    j->dst[0] = dst;
+    j->n_dst = 1;
+    j->dtype = w->plan->dtype;
+    j->redop = hx_combining(w->plan);
+    j->count = hx_chunk_at(st, t);
+    j->es = hetccl_dtype_size(w->plan->dtype);
+    j->past = 0;
+    j->divisor = divisor_of(w, f);
+    atomic_store_explicit(&j->rc, HETCCL_OK, memory_order_relaxed);
+    j->n_src = sources_of(w, f, st, t, own, j->src);
+}
+
+static int outcome(hx_work *w, const hx_sum_job *j)
+{
+    int rc = atomic_load_explicit(&j->rc, memory_order_relaxed);
     if (rc != HETCCL_OK)
         snprintf(w->text, sizeof w->text, "the host cannot combine this dtype with this operator");
     return rc;
+}
+
+/* Places for chunk t in the rings of those whom its sum is sent to. HETCCL_IN_PROGRESS: one of them has none. */
+static int results(hx_work *w, const hx_flow *f, hx_flow_state *st, hx_sum_job *j, size_t es)
+{
+    uint32_t slot[HX_FAN];
+    for (int k = 0; k < f->n_peers; k++) {
+        int rc = hx_direct_gives(f, k) ? hx_direct_slot(w, f, st, k, es, &slot[k]) : HETCCL_OK;
+        if (rc != HETCCL_OK)
+            return rc;
+    }
+    for (int k = 0; k < f->n_peers; k++) {
+        hx_ring *r = hx_direct_out(w->comm, f, k);
+        if (!hx_direct_gives(f, k))
+            continue;
+        j->dst[j->n_dst++] = r->data + slot[k] * w->comm->direct->slot_bytes;
+        atomic_store_explicit(&r->copy[slot[k]].left, 1, memory_order_relaxed);     /* it ends with the sum */
+        r->begun++;
+        st->out_begun[k]++;
+    }
+    return HETCCL_OK;
+}
+
+/* The sums that have ended: their results may go, and their contributions' slots. */
+static int sums_ended(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, int *moved)
+{
+    hx_direct *d = w->comm->direct;
+    hx_combiner *m = &d->combiner[st->combiner];
+    int rc = HETCCL_OK;
+    while (st->combined < st->combine_begun && rc == HETCCL_OK) {
+        hx_sum_job *j = &m->sum[st->combined % d->slots];
+        if (atomic_load_explicit(&j->left, memory_order_acquire))
+            break;
+        rc = outcome(w, j);
+        for (int k = 0; k < f->n_peers && rc == HETCCL_OK && f->kind != HX_FLOW_EXCHANGE; k++)
+            if (hx_direct_gives(f, k)) {
+                hx_ring *r = hx_direct_out(w->comm, f, k);
+                atomic_store_explicit(&r->copy[r->ended % d->slots].left, 0, memory_order_relaxed);
+                rc = hx_direct_publish(w, f, st, k, es, moved);
+            }
+        if (rc == HETCCL_OK)
+            advance(w, f, st, st->combined + 1, moved);
+    }
+    return rc;
+}
+
+/* Memory of the host: one pass reads the own part and what came, and writes the sum both into the user's memory and into
+ * the slots of those who get it. */
+static int in_host_memory(hx_work *w, const hx_flow *f, hx_flow_state *st, uint32_t ready, size_t es, int *moved)
+{
+    hx_comm *c = w->comm;
+    hx_direct *d = c->direct;
+    hx_combiner *m = &d->combiner[st->combiner];
+    int rc = sums_ended(w, f, st, es, moved);
+    while (rc == HETCCL_OK && st->combine_begun < ready && st->combine_begun - st->combined < d->slots) {
+        hx_sum_job *j = &m->sum[st->combine_begun % d->slots];
+        size_t at = (size_t)st->combine_begun * st->chunk * es;
+        describe(j, w, f, st, st->combine_begun, st->src + at, st->dst + at);
+        if (f->kind != HX_FLOW_EXCHANGE && (rc = results(w, f, st, j, es)) != HETCCL_OK)
+            break;
+        j->past = j->n_dst <= 2 && hx_direct_past(w, st, es);
+        hx_team_push(d->team, sum_share, j, hx_direct_parts(c, j->count * es), &j->left);
+        st->combine_begun++;
+        *moved = 1;
+        rc = sums_ended(w, f, st, es, moved);       /* alone, it has ended: the peer takes it while the next is combined */
+    }
+    return rc == HETCCL_IN_PROGRESS ? HETCCL_OK : rc;
 }
 
 /* A device's chunks: the own part comes to pinned memory (an exchange has put it into a slot anyway), the sum goes back. */
@@ -224,20 +261,21 @@ static int by_host(hx_work *w, const hx_flow *f, hx_flow_state *st, uint32_t rea
     hx_direct *d = c->direct;
     hx_combiner *m = &d->combiner[st->combiner];
     int exchange = f->kind == HX_FLOW_EXCHANGE, stream = HX_STREAM_IN, rc = HETCCL_OK;
-    size_t room = d->kernels ? HX_BY_HOST_BYTES : HX_SLOT_BYTES;
-    for (; !exchange && st->fetch_begun < st->chunks && st->fetch_begun - st->combined < HX_SLOTS; st->fetch_begun++, *moved = 1) {
+    size_t room = d->kernels ? HX_BY_HOST_BYTES : d->slot_bytes;
+    uint32_t slots = d->slots;
+    for (; !exchange && st->fetch_begun < st->chunks && st->fetch_begun - st->combined < slots; st->fetch_begun++, *moved = 1) {
         uint32_t t = st->fetch_begun;
         rc = hx_direct_fence(c, w, HX_STREAM_OUT);
         if (rc == HETCCL_OK)
-            rc = c->dev->copy_async(c->dev_ctx, m->staging + t % HX_SLOTS * room, st->src + (size_t)t * st->chunk * es,
+            rc = c->dev->copy_async(c->dev_ctx, m->staging + t % slots * room, st->src + (size_t)t * st->chunk * es,
                                     hx_chunk_at(st, t) * es, d->stream[HX_STREAM_OUT]);
         if (rc == HETCCL_OK)
-            rc = c->dev->event_record(c->dev_ctx, m->fetched[t % HX_SLOTS], d->stream[HX_STREAM_OUT]);
+            rc = c->dev->event_record(c->dev_ctx, m->fetched[t % slots], d->stream[HX_STREAM_OUT]);
         if (rc != HETCCL_OK)
             return hx_direct_error(c, w, rc, "a copy to the host");
     }
     for (; !exchange && st->fetched < st->fetch_begun; st->fetched++, *moved = 1) {
-        rc = c->dev->event_query(c->dev_ctx, m->fetched[st->fetched % HX_SLOTS]);
+        rc = c->dev->event_query(c->dev_ctx, m->fetched[st->fetched % slots]);
         if (rc == HETCCL_IN_PROGRESS)
             break;
         if (rc != HETCCL_OK)
@@ -245,14 +283,17 @@ static int by_host(hx_work *w, const hx_flow *f, hx_flow_state *st, uint32_t rea
     }
     if (!exchange && st->fetched < ready)
         ready = st->fetched;
-    for (; st->combine_begun < ready && st->combine_begun - st->combined < HX_SLOTS; st->combine_begun++, *moved = 1) {
+    for (; st->combine_begun < ready && st->combine_begun - st->combined < slots; st->combine_begun++, *moved = 1) {
         uint32_t t = st->combine_begun;
-        char *sum = m->staging + t % HX_SLOTS * room, *own = sum;
+        char *sum = m->staging + t % slots * room, *own = sum;
         if (exchange) {
             hx_ring *r = &c->peers[f->peer[0]].window->out[HETCCL_CHANNEL_CONTRIBUTE];
-            own = r->data + (r->begun - st->out_begun[0] + t) % HX_SLOTS * HX_SLOT_BYTES;
+            own = r->data + (r->begun - st->out_begun[0] + t) % slots * d->slot_bytes;
         }
-        if ((rc = host_sum(w, f, st, t, own, sum)) != HETCCL_OK)
+        hx_sum_job *j = &m->sum[t % slots];
+        describe(j, w, f, st, t, own, sum);
+        sum_share(j, 0, 1);
+        if ((rc = outcome(w, j)) != HETCCL_OK)
             return rc;
         for (int k = 0; k < hx_sources(f); k++)
             hx_taken(&c->peers[f->peer[k]].window->in[HETCCL_CHANNEL_CONTRIBUTE]);
@@ -260,12 +301,12 @@ static int by_host(hx_work *w, const hx_flow *f, hx_flow_state *st, uint32_t rea
         if (rc == HETCCL_OK)
             rc = c->dev->copy_async(c->dev_ctx, st->dst + (size_t)t * st->chunk * es, sum, hx_chunk_at(st, t) * es, d->stream[stream]);
         if (rc == HETCCL_OK)
-            rc = c->dev->event_record(c->dev_ctx, m->event[t % HX_SLOTS], d->stream[stream]);
+            rc = c->dev->event_record(c->dev_ctx, m->event[t % slots], d->stream[stream]);
         if (rc != HETCCL_OK)
             return hx_direct_error(c, w, rc, "a copy to the device");
     }
     while (st->combined < st->combine_begun) {
-        rc = c->dev->event_query(c->dev_ctx, m->event[st->combined % HX_SLOTS]);
+        rc = c->dev->event_query(c->dev_ctx, m->event[st->combined % slots]);
         if (rc == HETCCL_IN_PROGRESS)
             break;
         if (rc != HETCCL_OK)
@@ -299,13 +340,7 @@ int hx_combiner_run(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, 
         return by_kernels(w, f, st, ready, es, moved);
     if (!c->host_memory)
         return by_host(w, f, st, ready, es, moved);
-    for (int rc; st->combined < ready;) {
-        size_t at = (size_t)st->combined * st->chunk * es;
-        if ((rc = host_sum(w, f, st, st->combined, st->src + at, st->dst + at)) != HETCCL_OK)
-            return rc;
-        advance(w, f, st, st->combined + 1, moved);
-    }
-    return HETCCL_OK;
+    return in_host_memory(w, f, st, ready, es, moved);
 }
 
 int hx_words_fit(const hx_work *w, const hx_flow *f, const hx_flow_state *st, size_t es)

@@ -29,13 +29,13 @@ static int move(hx_comm *c, hx_work *w, hx_ring *r, int which, char *to, const c
         rc = fence(c, w, which);
     if (rc == HETCCL_OK)
         rc = c->dev->copy_async(c->dev_ctx, to, from, n, d->stream[which]);
-    return rc == HETCCL_OK ? c->dev->event_record(c->dev_ctx, r->event[r->begun % HX_SLOTS], d->stream[which]) : rc;
+    return rc == HETCCL_OK ? c->dev->event_record(c->dev_ctx, r->event[r->begun % c->direct->slots], d->stream[which]) : rc;
 }
 
 /* Whether the copy of the oldest unfinished chunk has ended. */
 static int ended(hx_comm *c, const hx_work *w, hx_ring *r)
 {
-    return w->p2p_device ? c->dev->event_query(c->dev_ctx, r->event[r->ended % HX_SLOTS]) : HETCCL_OK;
+    return w->p2p_device ? c->dev->event_query(c->dev_ctx, r->event[r->ended % c->direct->slots]) : HETCCL_OK;
 }
 
 static size_t part(size_t at, size_t nbytes, size_t chunk) { return nbytes - at < chunk ? nbytes - at : chunk; }
@@ -44,17 +44,17 @@ int hx_p2p_push(hx_comm *c, plink *l, int *moved)
 {
     hx_work *w = l->active;
     hx_ring *r = &c->peers[l->peer].window->out[HETCCL_CHANNEL_P2P];
-    size_t chunk = hx_direct_chunk(w->nbytes, c->direct->most), n;
+    size_t chunk = hx_direct_chunk(c, w->nbytes), n;
     int rc;
     for (; l->active_begun < w->nbytes; l->active_begun += n, r->begun++, *moved = 1) {
-        uint32_t full = r->begun - atomic_load_explicit(&r->shared->taken.value, memory_order_acquire), slot = r->begun % HX_SLOTS;
+        uint32_t full = r->begun - atomic_load_explicit(&r->shared->taken.value, memory_order_acquire), slot = r->begun % c->direct->slots;
         n = part(l->active_begun, w->nbytes, chunk);
-        if (full > HX_SLOTS)
+        if (full > c->direct->slots)
             return HETCCL_SYSTEM;
-        if (full == HX_SLOTS)
+        if (full == c->direct->slots)
             break;
         r->shared->note[slot] = (hx_note){DATA, (uint32_t)n};
-        rc = move(c, w, r, HX_STREAM_OUT, r->data + slot * HX_SLOT_BYTES, w->p2p_ptr + l->active_begun, n, l->active_begun == 0);
+        rc = move(c, w, r, HX_STREAM_OUT, r->data + slot * c->direct->slot_bytes, w->p2p_ptr + l->active_begun, n, l->active_begun == 0);
         if (rc != HETCCL_OK)
             return rc;
     }
@@ -71,16 +71,16 @@ int hx_p2p_pull(hx_comm *c, plink *l, int *moved)
 {
     hx_work *w = l->into;
     hx_ring *r = &c->peers[l->peer].window->in[HETCCL_CHANNEL_P2P];
-    size_t chunk = hx_direct_chunk(w->nbytes, c->direct->most), n;
+    size_t chunk = hx_direct_chunk(c, w->nbytes), n;
     int rc;
     for (; l->into_begun < w->nbytes; l->into_begun += n, r->begun++, *moved = 1) {
-        uint32_t there = atomic_load_explicit(&r->shared->sent.value, memory_order_acquire) - r->begun, slot = r->begun % HX_SLOTS;
+        uint32_t there = atomic_load_explicit(&r->shared->sent.value, memory_order_acquire) - r->begun, slot = r->begun % c->direct->slots;
         n = part(l->into_begun, w->nbytes, chunk);
-        if (there > HX_SLOTS || (there && (r->shared->note[slot].fingerprint != DATA || r->shared->note[slot].nbytes != n)))
+        if (there > c->direct->slots || (there && (r->shared->note[slot].fingerprint != DATA || r->shared->note[slot].nbytes != n)))
             return HETCCL_SYSTEM;
         if (there == 0)
             break;
-        rc = move(c, w, r, HX_STREAM_IN, w->p2p_ptr + l->into_begun, r->data + slot * HX_SLOT_BYTES, n, l->into_begun == 0);
+        rc = move(c, w, r, HX_STREAM_IN, w->p2p_ptr + l->into_begun, r->data + slot * c->direct->slot_bytes, n, l->into_begun == 0);
         if (rc != HETCCL_OK)
             return rc;
     }

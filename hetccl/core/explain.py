@@ -36,6 +36,8 @@ class Explanation:
     relays: list[str] = field(default_factory=list)  # pairs of islands that others connect
     through: list[str] = field(default_factory=list)  # of each island: bytes out and in, and the most allowed
     notes: list[str] = field(default_factory=list)
+    proof: str = ""  # whether the plan is proved before it runs, how, or why not
+    trace: str = ""  # whether the executor's trace is held against it
     plan_cache: tuple[int, int] = (0, 0)  # plans that this communicator found ready, and plans that it made
 
     def __str__(self) -> str:
@@ -47,6 +49,7 @@ class Explanation:
         lines.append(f"  algorithm: {self.algorithm} ({self.plan_class} class), {self.segments} segment(s)")
         lines.append(f"  combined by: {self.combined_by}" + (", caller's host memory is staged" if self.staged else ""))
         lines += [f"  step: {step}" for step in self.steps]
+        lines += [f"  {what}: {text}" for what, text in (("proved", self.proof), ("traced", self.trace)) if text]
         lines.append(f"  plan cache: {self.plan_cache[0]} hits, {self.plan_cache[1]} misses so far")
         share = f" ({self.border_bytes / self.border_bound:.2f} of it)" if self.border_bound else ""
         lines.append(f"  border bytes: {self.border_bytes}, bound of this class: {self.border_bound}{share}")

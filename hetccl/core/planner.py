@@ -186,6 +186,7 @@ class Planner:
             borders=describe_borders(self.topology, op),
             relays=describe_relays(self.topology),
             through=describe_through(self.topology, shared, plans, count, out, into),
+            proof=self.gate.tell(shared, plans),
         )
 
     def choice(self, shared: Shared, nbytes: int) -> Choice:

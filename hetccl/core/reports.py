@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hetccl.core.connector import Connector
     from hetccl.core.planner import Planner
     from hetccl.core.topology import Topology
+    from hetccl.core.tracing import Tracing
     from hetccl.tables import DeviceTable
 
 __all__ = ["Reports"]
@@ -36,6 +37,7 @@ class Reports:
         _connector: Connector
         _endpoints: dict[int, tuple[str, int]]
         _direct: bool
+        tracing: Tracing
 
     def explain(
         self, op: str, nbytes: int, dtype: str | DType = "float32", redop: str | RedOp = "sum", root: int = 0,
@@ -54,7 +56,8 @@ class Reports:
         elif not isinstance(nbytes, int) or nbytes < 0:
             raise UsageError(f"explain: {nbytes!r} is no number of bytes; give 0 or more")
         found = self._planner.explain(kind, nbytes, element, operator, root, self.paths(), tuple(counts))
-        return replace(found, plan_cache=(self._core.cache.hits, self._core.cache.misses))
+        cache = self._core.cache
+        return replace(found, trace=self.tracing.describe(), plan_cache=(cache.hits, cache.misses))
 
     def stats(self) -> dict[str, Any]:
         """Counters of this rank since the communicator was made."""

@@ -127,11 +127,12 @@ class StoreView:
                 + bytes(self._store.get(self._prefix + self.FAILED)).decode(errors="replace")
             )
 
-    def take(self, key: str, phase: str, rank: int) -> bytes:
-        """The value of a key that `rank` will put. Raises `TimedOutError` that names it."""
-        return self.take_all({rank: key}, phase)[rank]
+    def take(self, key: str, phase: str, rank: int, check: Callable[[], None] | None = None) -> bytes:
+        """The value of a key that `rank` will put. Raises `TimedOutError` that names it, and what `check` raises
+        meanwhile."""
+        return self.take_all({rank: key}, phase, check)[rank]
 
-    def take_all(self, keys: dict[int, str], phase: str) -> dict[int, bytes]:
+    def take_all(self, keys: dict[int, str], phase: str, check: Callable[[], None] | None = None) -> dict[int, bytes]:
         """The values of several ranks' keys. Says whom it waits for every ten seconds."""
         missing = dict(keys)
         found: dict[int, bytes] = {}
@@ -144,6 +145,8 @@ class StoreView:
             if not missing:
                 return found
             self.raise_if_failed()
+            if check is not None:
+                check()
             now = time.monotonic()
             if now >= self._deadline:
                 ranks = sorted(missing)

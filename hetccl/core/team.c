@@ -1,63 +1,92 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "team.h"
 #include "wait.h"
+#include "team.h"
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 
-typedef struct member {
-    struct hx_team *team;
-    pthread_t thread;
-    int part;
-} member;
+#define ROOM 512u                           /* parts that wait at most: two rings of slots, several parts each */
 
-struct hx_team {
-    int threads, stop;
-    _Atomic uint32_t round, finished;       /* futex words: jobs given out so far; parts done of this one */
+typedef struct part {
     hx_share_fn share;
     void *job;
-    member members[];
+    int part, parts;
+    _Atomic uint32_t *left;
+} part;
+
+struct hx_team {
+    int threads;
+    _Atomic int stop;
+    _Atomic uint32_t lock;                  /* held for some instructions: a part takes tens of microseconds */
+    _Atomic uint32_t taken, posted;         /* parts so far; `posted` is the helpers' futex word */
+    _Atomic uint32_t sleepers, running;
+    part queue[ROOM];
+    pthread_t helper[];
 };
+
+static void enter(hx_team *t)
+{
+    while (atomic_exchange_explicit(&t->lock, 1, memory_order_acquire))
+        hetccl_pause();
+}
+
+static void leave(hx_team *t) { atomic_store_explicit(&t->lock, 0, memory_order_release); }
+
+static int take(hx_team *t, part *p)
+{
+    uint32_t at = atomic_load_explicit(&t->taken, memory_order_relaxed);
+    if (at == atomic_load_explicit(&t->posted, memory_order_acquire))
+        return 0;                           /* without the lock: waiters ask all the time */
+    enter(t);
+    at = atomic_load_explicit(&t->taken, memory_order_relaxed);
+    int some = at != atomic_load_explicit(&t->posted, memory_order_relaxed);
+    if (some) {
+        *p = t->queue[at % ROOM];
+        atomic_fetch_add_explicit(&t->running, 1, memory_order_relaxed);
+        atomic_store_explicit(&t->taken, at + 1, memory_order_relaxed);
+    }
+    leave(t);
+    return some;
+}
+
+static void run(hx_team *t, const part *p)
+{
+    p->share(p->job, p->part, p->parts);
+    atomic_fetch_sub_explicit(p->left, 1, memory_order_release);
+    atomic_fetch_sub_explicit(&t->running, 1, memory_order_release);
+}
 
 static void *work(void *arg)
 {
-    member *m = arg;
-    struct hx_team *t = m->team;
-    for (uint32_t seen = 0;;) {
-        uint32_t turn = 0, now;
-        while ((now = atomic_load_explicit(&t->round, memory_order_acquire)) == seen)
-            if (hetccl_wait_turn(&turn, HETCCL_WAIT_PAUSES))
-                hetccl_futex_wait(&t->round, seen, 500000000u);
-        seen = now;
-        if (t->stop)
-            return NULL;
-        t->share(t->job, m->part, t->threads);
-        atomic_fetch_add_explicit(&t->finished, 1, memory_order_release);
+    hx_team *t = arg;
+    part p;
+    for (uint32_t turn = 0; !atomic_load_explicit(&t->stop, memory_order_relaxed);) {
+        if (take(t, &p)) {
+            run(t, &p);
+            turn = 0;
+        } else if (hetccl_wait_turn(&turn, HETCCL_WAIT_PAUSES)) {
+            uint32_t seen = atomic_load_explicit(&t->taken, memory_order_relaxed);
+            atomic_fetch_add_explicit(&t->sleepers, 1, memory_order_seq_cst);
+            if (!atomic_load_explicit(&t->stop, memory_order_seq_cst))
+                hetccl_futex_wait(&t->posted, seen, 500000000u);    /* only while all that was posted is taken */
+            atomic_fetch_sub_explicit(&t->sleepers, 1, memory_order_relaxed);
+            turn = 0;
+        }
     }
-}
-
-static void next_round(struct hx_team *t)
-{
-    atomic_store_explicit(&t->finished, 0, memory_order_relaxed);
-    atomic_fetch_add_explicit(&t->round, 1, memory_order_seq_cst);
-    hetccl_futex_wake(&t->round);
+    return NULL;
 }
 
 hx_team *hx_team_new(int threads)
 {
-    hx_team *t = threads > 1 ? calloc(1, sizeof *t + (size_t)threads * sizeof *t->members) : NULL;
+    hx_team *t = threads > 1 ? calloc(1, sizeof *t + (size_t)threads * sizeof *t->helper) : NULL;
     sigset_t all, before;
     if (!t)
         return NULL;
     t->threads = 1;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    for (int i = 1; i < threads; i++) {
-        t->members[i] = (member){t, 0, i};
-        if (pthread_create(&t->members[i].thread, NULL, work, &t->members[i]) != 0)
-            break;
-        t->threads = i + 1;                 /* before the first round nobody reads it */
-    }
+    while (t->threads < threads && pthread_create(&t->helper[t->threads], NULL, work, t) == 0)
+        t->threads++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return t;
 }
@@ -66,19 +95,52 @@ void hx_team_free(hx_team *t)
 {
     if (!t)
         return;
-    t->stop = 1;
-    next_round(t);
+    hx_team_drained(t);
+    atomic_store_explicit(&t->stop, 1, memory_order_seq_cst);
+    enter(t);                               /* nothing is there to take, but nobody's word for sleeping is right any more */
+    atomic_fetch_add_explicit(&t->posted, 1, memory_order_seq_cst);
+    atomic_store_explicit(&t->taken, atomic_load_explicit(&t->posted, memory_order_relaxed), memory_order_relaxed);
+    leave(t);
+    hetccl_futex_wake(&t->posted);
     for (int i = 1; i < t->threads; i++)
-        pthread_join(t->members[i].thread, NULL);
+        pthread_join(t->helper[i], NULL);
     free(t);
 }
 
-void hx_team_run(hx_team *t, hx_share_fn share, void *job)
+void hx_team_push(hx_team *t, hx_share_fn share, void *job, int parts, _Atomic uint32_t *left)
 {
-    t->share = share;
-    t->job = job;
-    next_round(t);
-    share(job, 0, t->threads);
-    while (atomic_load_explicit(&t->finished, memory_order_acquire) != (uint32_t)t->threads - 1)
-        hetccl_pause();
+    atomic_store_explicit(left, (uint32_t)parts, memory_order_relaxed);
+    uint32_t at = t ? atomic_load_explicit(&t->posted, memory_order_relaxed) : 0;
+    if (!t || ROOM - (at - atomic_load_explicit(&t->taken, memory_order_acquire)) < (uint32_t)parts) {
+        for (int i = 0; i < parts; i++)
+            share(job, i, parts);
+        atomic_store_explicit(left, 0, memory_order_release);
+        return;
+    }
+    enter(t);
+    for (int i = 0; i < parts; i++)
+        t->queue[(at + (uint32_t)i) % ROOM] = (part){share, job, i, parts, left};
+    atomic_store_explicit(&t->posted, at + (uint32_t)parts, memory_order_seq_cst);
+    leave(t);
+    if (atomic_load_explicit(&t->sleepers, memory_order_seq_cst))
+        hetccl_futex_wake(&t->posted);
+}
+
+int hx_team_help(hx_team *t)
+{
+    part p;
+    if (!t || !take(t, &p))
+        return 0;
+    run(t, &p);
+    return 1;
+}
+
+int hx_team_drained(hx_team *t)
+{
+    if (!t)
+        return 1;
+    enter(t);
+    atomic_store_explicit(&t->taken, atomic_load_explicit(&t->posted, memory_order_relaxed), memory_order_relaxed);
+    leave(t);
+    return atomic_load_explicit(&t->running, memory_order_acquire) == 0;
 }

@@ -55,6 +55,14 @@ class Tracing:
         self.replayed = self.lost = self.untold = 0  # operations; events that found no room; that do not tell all
         self.keep: list[Traced] | None = None  # a list here gets all that is replayed, to look at it with other ranks'
 
+    def describe(self) -> str:
+        """Whether what the executor does is held against what was proved, for `explain`."""
+        if self._trace is None:
+            return "no, HETCCL_TRACE_STEPS asks for it"
+        if self._direct:
+            return "no: what goes straight between devices leaves no trace; HETCCL_DEVICE_PATH=staged stages it"
+        return "yes, and replayed through the checker after each blocking operation and at close()"
+
     def attach(self, core: int) -> None:
         """Gives a C half, by its address, the memory for its trace, which must live as long: it holds this object as
         its planner."""
@@ -92,7 +100,7 @@ class Tracing:
         with self._lock:
             events, lost = self._trace.take()
             found: list[Traced] = []
-            if any(island.direct for island in self._planner.topology.islands):
+            if self._direct:
                 if not self.untold:
                     log.warning("operations are not replayed: what goes straight between devices leaves no trace")
                 self.untold += len(events)
@@ -126,6 +134,10 @@ class Tracing:
             self.replayed += 1
             if self.keep is not None:
                 self.keep.append(traced)
+
+    @property
+    def _direct(self) -> bool:
+        return any(island.direct for island in self._planner.topology.islands)
 
     def _check(self, traced: Traced) -> None:
         planner, n = self._planner, self._planner.topology.size

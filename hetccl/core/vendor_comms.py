@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hetccl.core.groups import groups_of
 from hetccl.core.store import StoreView
@@ -17,6 +17,7 @@ from hetccl.vendors.base import Vendor
 __all__ = ["VendorComms"]
 
 ABORT = 2  # HETCCL_CCL_ABORT
+CAUSE_SECONDS = 1.5  # how long the true cause of a failure is waited for
 
 
 class VendorComms:
@@ -28,10 +29,12 @@ class VendorComms:
         self.groups: list[tuple[int, tuple[int, ...]]] = []  # handle (0: not in it) and island ranks, but the island
 
     def join(
-        self, view: StoreView, vendor: Vendor, topology: Topology, rank: int, deadline: float, groups: bool
-    ) -> None:
+        self, view: StoreView, vendor: Vendor, topology: Topology, rank: int, deadline: float, groups: bool,
+        check: Callable[[], None],
+    ) -> None:  # fmt: skip
         """Blocks until all ranks of the island have joined; `groups`: also the communicators of its parts, in one order
-        on all ranks. What has been joined is destroyed if a later one fails."""
+        on all ranks. What has been joined is destroyed if a later one fails. `check` raises once waiting is vain: it is
+        called now and then, for the library itself would wait for ranks that will not come until the deadline."""
         island = topology.island_of(rank)
         me = island.ranks.index(rank)
         if island.size == 1:
@@ -45,7 +48,7 @@ class VendorComms:
                 handle = 0
                 if me in members:
                     ranks = [island.ranks[m] for m in members]
-                    handle = _join_one(view, vendor, f"island/{island.index}/{number}", ranks, rank, deadline)
+                    handle = _join_one(view, vendor, f"island/{island.index}/{number}", ranks, rank, deadline, check)
                 if number:
                     self.groups.append((handle, members))
                 else:
@@ -72,10 +75,28 @@ class VendorComms:
         return [h for h in (self.island, *(handle for handle, _ in self.groups)) if h]
 
 
-def _join_one(view: StoreView, vendor: Vendor, key: str, ranks: Sequence[int], rank: int, deadline: float) -> int:
+def _join_one(
+    view: StoreView, vendor: Vendor, key: str, ranks: Sequence[int], rank: int, deadline: float,
+    check: Callable[[], None],
+) -> int:  # fmt: skip
     if rank == ranks[0]:
         unique_id = vendor.new_id()
         view.put(key, unique_id)
     else:
-        unique_id = view.take(key, "island", ranks[0])
-    return vendor.create_comm(ranks.index(rank), len(ranks), unique_id, max(1.0, deadline - time.monotonic()))
+        unique_id = view.take(key, "island", ranks[0], check)
+    try:
+        return vendor.create_comm(
+            ranks.index(rank), len(ranks), unique_id, max(1.0, deadline - time.monotonic()), check
+        )  # fmt: skip
+    except HetcclError:
+        _say_the_cause(check)
+        raise
+
+
+def _say_the_cause(check: Callable[[], None]) -> None:
+    """Raises what `check` does if it does so soon. A library that fails, or a mate that leaves, is often only the
+    consequence of another rank's end, which the control plane knows of a moment later."""
+    until = time.monotonic() + CAUSE_SECONDS
+    while time.monotonic() < until:
+        check()
+        time.sleep(0.05)

@@ -12,7 +12,7 @@ static int make_ring(hx_comm *c, hx_ring *r, hx_side *side, char *base, int who,
     r->shared = &side->ring[channel];
     r->data = base + HX_RING_AT(who, channel);
     r->begun = r->ended = 0;
-    for (uint32_t i = 0; i < HX_SLOTS && !c->host_memory; i++) {
+    for (uint32_t i = 0; i < c->direct->slots && !c->host_memory; i++) {
         int rc = c->dev->event_create(c->dev_ctx, &r->event[i]);
         if (rc != HETCCL_OK)
             return rc;
@@ -47,7 +47,7 @@ static int open_window(hx_comm *c, hx_peer *p, char *text, size_t room)
             win->base = rc == HETCCL_OK ? base : NULL;
         }
         if (rc == HETCCL_OK && c->direct->kernels)
-            rc = c->dev->alloc(c->dev_ctx, HX_SLOTS * HX_SLOT_BYTES, (void **)&win->arrived);
+            rc = c->dev->alloc(c->dev_ctx, HX_RING_BYTES, (void **)&win->arrived);
     }
     if (rc != HETCCL_OK)
         snprintf(text, room, "the device does not take the shared memory: %s", c->dev->last_error(c->dev_ctx));
@@ -76,14 +76,14 @@ static int open_device(hx_comm *c)
     if (rc == HETCCL_OK)
         rc = c->dev->event_create(c->dev_ctx, &d->begin);
     for (int i = 0; i < HX_COMBINERS; i++)
-        for (uint32_t s = 0; s < HX_SLOTS && rc == HETCCL_OK; s++) {
+        for (uint32_t s = 0; s < d->slots && rc == HETCCL_OK; s++) {
             rc = c->dev->event_create(c->dev_ctx, &d->combiner[i].event[s]);
             if (rc == HETCCL_OK)
                 rc = c->dev->event_create(c->dev_ctx, &d->combiner[i].fetched[s]);
         }
     for (int i = 0; i < HX_COMBINERS && rc == HETCCL_OK; i++) {
-        size_t slot = d->kernels && d->how != HX_HOW_HOST ? HX_BY_HOST_BYTES : HX_SLOT_BYTES;
-        rc = c->dev->host_alloc(c->dev_ctx, HX_SLOTS * slot, (void **)&d->combiner[i].staging);
+        size_t slot = d->kernels && d->how != HX_HOW_HOST ? HX_BY_HOST_BYTES : d->slot_bytes;
+        rc = c->dev->host_alloc(c->dev_ctx, d->slots * slot, (void **)&d->combiner[i].staging);
     }
     return rc;
 }
@@ -97,7 +97,9 @@ int hx_direct_open(hx_comm *c, const hx_direct_options *options, char *text, siz
         return rc;
     int how = d->how = options->how;
     d->team = c->host_memory ? hx_team_new(options->threads) : NULL;
-    d->most = options->hosts ? 2 * HX_LEAST_CHUNK : HX_SLOT_BYTES;   /* what a core reads twice stays in its cache */
+    d->hosts = options->hosts;
+    d->slots = d->hosts ? HX_MOST_SLOTS : HX_SLOTS;
+    d->slot_bytes = HX_RING_BYTES / d->slots;
     d->kernels = !c->host_memory && (c->dev->caps & HETCCL_DEVICE_KERNELS) && how != HX_HOW_HOST;
     d->may_spin = d->kernels && options->may_spin && (c->dev->caps & HETCCL_DEVICE_SPINS) && how <= HX_HOW_RESIDENT;
     if (!c->host_memory && (rc = open_device(c)) != HETCCL_OK)
@@ -130,7 +132,7 @@ int hx_direct_drained(hx_comm *c)
 {
     hx_direct *d = c->direct;
     if (!d || c->host_memory)
-        return 1;
+        return !d || hx_team_drained(d->team);
     for (int i = 0; i < HX_STREAMS; i++) {
         if (!d->draining && c->dev->event_record(c->dev_ctx, d->drain[i], d->stream[i]) != HETCCL_OK)
             return 1;                       /* the device itself has failed */
@@ -156,7 +158,7 @@ static void close_device(hx_comm *c)
     if (d->begin)
         c->dev->event_destroy(c->dev_ctx, d->begin);
     for (int i = 0; i < HX_COMBINERS; i++) {
-        for (uint32_t s = 0; s < HX_SLOTS; s++) {
+        for (uint32_t s = 0; s < d->slots; s++) {
             if (d->combiner[i].event[s])
                 c->dev->event_destroy(c->dev_ctx, d->combiner[i].event[s]);
             if (d->combiner[i].fetched[s])
@@ -187,7 +189,7 @@ void hx_direct_close(hx_comm *c)
         if (!win)
             continue;
         for (int i = 0; i < 2 * HX_RINGS; i++)
-            for (uint32_t s = 0; s < HX_SLOTS; s++) {
+            for (uint32_t s = 0; s < c->direct->slots; s++) {
                 hx_ring *ring = i < HX_RINGS ? &win->out[i] : &win->in[i - HX_RINGS];
                 if (ring->event[s])
                     c->dev->event_destroy(c->dev_ctx, ring->event[s]);
@@ -204,28 +206,45 @@ void hx_direct_close(hx_comm *c)
     c->direct = NULL;
 }
 
-typedef struct copy_job {
-    char *to;
-    const char *from;
-    size_t n;
-} copy_job;
+int hx_direct_parts(const hx_comm *c, size_t nbytes)
+{
+    size_t parts = c->direct->team ? nbytes / HX_PART_BYTES : 1;
+    return parts < 1 ? 1 : parts > 16 ? 16 : (int)parts;
+}
 
 static void copy_share(void *arg, int part, int parts)
 {
-    copy_job *j = arg;
+    hx_copy *j = arg;
     size_t at = j->n * (size_t)part / (size_t)parts & ~(size_t)63, end = j->n * (size_t)(part + 1) / (size_t)parts & ~(size_t)63;
     if (part + 1 == parts)
         end = j->n;
-    memcpy(j->to + at, j->from + at, end - at);
+    if (j->past)
+        hetccl_copy_past(j->to + at, j->from + at, end - at);
+    else
+        memcpy(j->to + at, j->from + at, end - at);
+}
+
+static void begin_copy(hx_comm *c, hx_copy *j, char *to, const char *from, size_t n, int past)
+{
+    j->to = to;
+    j->from = from;
+    j->n = n;
+    j->past = past;
+    hx_team_push(c->direct->team, copy_share, j, hx_direct_parts(c, n), &j->left);
+}
+
+void hx_slot_copy(hx_comm *c, hx_ring *r, uint32_t slot, char *to, const char *from, size_t n, int past)
+{
+    begin_copy(c, &r->copy[slot], to, from, n, past);
 }
 
 void hx_direct_copy(hx_comm *c, char *to, const char *from, size_t n)
 {
-    copy_job j = {to, from, n};
-    if (c->direct->team && n >= 65536)
-        hx_team_run(c->direct->team, copy_share, &j);
-    else
-        memcpy(to, from, n);
+    hx_copy j;
+    begin_copy(c, &j, to, from, n, 0);
+    while (atomic_load_explicit(&j.left, memory_order_acquire))
+        if (!hx_team_help(c->direct->team))
+            hetccl_pause();
 }
 
 int hx_direct_error(hx_comm *c, hx_work *w, int rc, const char *what)

@@ -24,6 +24,14 @@ int hetccl_can_combine(int dtype, int redop);
 int hetccl_combine(void *const *dst, int n_dst, const void *const *src, int n_src, size_t count, int dtype, int redop,
                    double divisor);
 
+/* The same into memory that nobody reads soon: `dst` is written past the caches, which saves fetching what is overwritten,
+ * and into `also`, if not NULL, as ever. The same bits as hetccl_combine. dst may be a src, `also` may not. */
+int hetccl_combine_past(void *dst, void *also, const void *const *src, int n_src, size_t count, int dtype, int redop,
+                        double divisor);
+
+/* A copy past the caches, where the machine can. */
+void hetccl_copy_past(void *dst, const void *src, size_t nbytes);
+
 /* dst = src * factor for elements of `dtype`; dst may be src. The factor is rounded to the type that computes (float32 for
  * all floats but float64 and complex128), the product to the element. Integers take whole factors, and wrap.
  * HETCCL_INVALID for bool and for a factor that an integer cannot take. */

@@ -20,6 +20,7 @@
 #endif
 #define TILE 1024                     /* elements that are combined at a time when more than one pass is needed */
 #define TILE_BYTES 4096
+#define HETCCL_BLOCK 256              /* bytes of a step of stream_sum */
 
 /* d[i] = e[i] = a[i] op b[i] for n elements; e may be NULL. */
 typedef void (*hetccl_fold)(char *d, char *e, const char *a, const char *b, size_t n);
@@ -31,6 +32,7 @@ typedef struct hetccl_kernels {
     void (*widen)(float *to, const char *from, size_t n);
     void (*narrow)(char *to, const float *from, size_t n);
     int reals;                        /* 1: complex, an element is two numbers */
+    hetccl_fold stream_sum;           /* d goes past the caches; NULL: there is none */
 } hetccl_kernels;
 
 #define HETCCL_ISA(name) name##_base
@@ -43,7 +45,11 @@ typedef struct hetccl_kernels {
 #define HETCCL_F16C
 #define HETCCL_ISA(name) name##_avx2
 #define HETCCL_TARGET __attribute__((target("avx2,f16c")))
+#define HETCCL_PAST(to, from)                                                                          \
+    (_mm256_stream_si256((__m256i *)(to), _mm256_load_si256((const __m256i *)(from))),                 \
+     _mm256_stream_si256((__m256i *)((to) + 32), _mm256_load_si256((const __m256i *)((from) + 32))))
 #include "combine_kernels.h"
+#undef HETCCL_PAST
 #undef HETCCL_ISA
 #undef HETCCL_TARGET
 #define HETCCL_ISA(name) name##_avx512
@@ -52,7 +58,9 @@ typedef struct hetccl_kernels {
 #else
 #define HETCCL_TARGET __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512")))
 #endif
+#define HETCCL_PAST(to, from) _mm512_stream_si512((__m512i *)(to), _mm512_load_si512((const void *)(from)))
 #include "combine_kernels.h"
+#undef HETCCL_PAST
 #undef HETCCL_ISA
 #undef HETCCL_TARGET
 #endif
@@ -338,3 +346,5 @@ static inline void arithmetic_leave(uint64_t saved)
         __asm__ volatile("msr fpcr, %0" ::"r"(saved) : "memory");
 #endif
 }
+
+#include "combine_past.h"

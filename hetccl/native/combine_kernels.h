@@ -3,6 +3,7 @@
  *   HETCCL_ISA(name)   the name of this copy
  *   HETCCL_TARGET      the compiler's attribute that allows the instructions
  *   HETCCL_F16C        defined where f16 converts in hardware
+ *   HETCCL_PAST(to, from)   stores 64 bytes past the caches; undefined where there is no such instruction
  * and, at the end, defines the table HETCCL_ISA(kernels).
  *
  * ivdep: a destination may be a source, at the same index only. Elements may lie at any address (aligned(1)).
@@ -170,6 +171,35 @@ HETCCL_TARGET static void HETCCL_ISA(narrow_f16)(char *to, const float *from, si
 HETCCL_CONVERT(f16, uint16_t)
 #endif
 
+/* A sum whose first destination goes past the caches: in one loop with the loads, since stores in bursts of their own wait for
+ * the memory while nothing is fetched. d is aligned to 64, n elements are a multiple of 256 bytes. */
+#ifdef HETCCL_PAST
+#define HETCCL_STREAM_SUM(name, T, C, IN, OUT)                                                                       \
+    HETCCL_TARGET static void HETCCL_ISA(stream_##name)(char *d, char *e, const char *a_, const char *b_, size_t n)  \
+    {                                                                                                                \
+        HETCCL_AT_ANY(T);                                                                                            \
+        const at *a = (const at *)a_, *b = (const at *)b_;                                                           \
+        enum { BLOCK = HETCCL_BLOCK / sizeof(T) };                                                                   \
+        for (size_t i = 0; i < n; i += BLOCK) {                                                                      \
+            T r[BLOCK] __attribute__((aligned(64)));                                                                 \
+            for (size_t k = 0; k < BLOCK; k++) {                                                                     \
+                C x = IN(a[i + k]), y = IN(b[i + k]);                                                                \
+                r[k] = (T)OUT(x + y);                                                                                \
+            }                                                                                                        \
+            if (e)                                                                                                   \
+                memcpy(e + i * sizeof(T), r, HETCCL_BLOCK);                                                          \
+            for (size_t k = 0; k < HETCCL_BLOCK; k += 64)                                                            \
+                HETCCL_PAST(d + i * sizeof(T) + k, (const char *)r + k);                                             \
+        }                                                                                                            \
+    }
+HETCCL_STREAM_SUM(f32, float, float, HETCCL_SAME, hetccl_canonical_f32)
+HETCCL_STREAM_SUM(f64, double, double, HETCCL_SAME, hetccl_canonical_f64)
+HETCCL_STREAM_SUM(bf16, uint16_t, float, hetccl_widen_bf16, hetccl_narrow_bf16)
+#define HETCCL_STREAMS(name) .stream_sum = HETCCL_ISA(stream_##name)
+#else
+#define HETCCL_STREAMS(name) .stream_sum = NULL
+#endif
+
 #define HETCCL_FOUR(name)                                                              \
     [HETCCL_SUM] = HETCCL_ISA(sum_##name), [HETCCL_PROD] = HETCCL_ISA(prod_##name),    \
     [HETCCL_MAX] = HETCCL_ISA(max_##name), [HETCCL_MIN] = HETCCL_ISA(min_##name)
@@ -195,15 +225,15 @@ static const hetccl_kernels HETCCL_ISA(kernels)[HETCCL_DTYPE_COUNT] = {
 #else
     [HETCCL_FLOAT16] = {HETCCL_SMALL(f16)},
 #endif
-    [HETCCL_BFLOAT16] = {.fold = {HETCCL_FOUR(bf16)}, HETCCL_SMALL(bf16)},
-    [HETCCL_FLOAT32] = {.fold = {HETCCL_FOUR(f32)}},
-    [HETCCL_FLOAT64] = {.fold = {HETCCL_FOUR(f64)}},
+    [HETCCL_BFLOAT16] = {.fold = {HETCCL_FOUR(bf16)}, HETCCL_SMALL(bf16), HETCCL_STREAMS(bf16)},
+    [HETCCL_FLOAT32] = {.fold = {HETCCL_FOUR(f32)}, HETCCL_STREAMS(f32)},
+    [HETCCL_FLOAT64] = {.fold = {HETCCL_FOUR(f64)}, HETCCL_STREAMS(f64)},
     [HETCCL_BOOL] = {.fold = {[HETCCL_SUM] = HETCCL_ISA(or_bool), [HETCCL_MAX] = HETCCL_ISA(or_bool),
                               [HETCCL_BOR] = HETCCL_ISA(or_bool), [HETCCL_PROD] = HETCCL_ISA(and_bool),
                               [HETCCL_MIN] = HETCCL_ISA(and_bool), [HETCCL_BAND] = HETCCL_ISA(and_bool),
                               [HETCCL_BXOR] = HETCCL_ISA(xor_bool)}},
-    [HETCCL_COMPLEX64] = {.fold = {[HETCCL_SUM] = HETCCL_ISA(sum_f32)}, .reals = 1},
-    [HETCCL_COMPLEX128] = {.fold = {[HETCCL_SUM] = HETCCL_ISA(sum_f64)}, .reals = 1},
+    [HETCCL_COMPLEX64] = {.fold = {[HETCCL_SUM] = HETCCL_ISA(sum_f32)}, .reals = 1, HETCCL_STREAMS(f32)},
+    [HETCCL_COMPLEX128] = {.fold = {[HETCCL_SUM] = HETCCL_ISA(sum_f64)}, .reals = 1, HETCCL_STREAMS(f64)},
     [HETCCL_FLOAT8_E4M3FN] = {HETCCL_SMALL(e4m3fn)},
     [HETCCL_FLOAT8_E5M2] = {HETCCL_SMALL(e5m2)},
     [HETCCL_FLOAT8_E4M3FNUZ] = {HETCCL_SMALL(e4m3fnuz)},
@@ -219,6 +249,8 @@ static const hetccl_kernels HETCCL_ISA(kernels)[HETCCL_DTYPE_COUNT] = {
 #undef HETCCL_WRAP_FOLDS
 #undef HETCCL_ORDER_FOLDS
 #undef HETCCL_CONVERT
+#undef HETCCL_STREAM_SUM
+#undef HETCCL_STREAMS
 #undef HETCCL_F16_LOAD
 #undef HETCCL_F16_PACK
 #undef HETCCL_F16_FOLD

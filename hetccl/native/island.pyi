@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self, final
 
@@ -8,7 +9,10 @@ __all__ = ["RANKS_MAX", "Island", "join", "new_id"]
 
 RANKS_MAX: int
 
-def join(island_id: bytes, rank: int, size: int, timeout: float, local_ranks: int = 0) -> int: ...
+def join(
+    island_id: bytes, rank: int, size: int, timeout: float, local_ranks: int = 0,
+    check: Callable[[], None] | None = None,
+) -> int: ...  # fmt: skip
 
 @final
 class Island:

@@ -32,11 +32,12 @@ __all__ = ["RANKS_MAX", "Island", "join", "new_id"]
 RANKS_MAX = HETCCL_ISLAND_RANKS_MAX
 
 
-def join(bytes island_id, int rank, int size, double timeout, int local_ranks=0):
+def join(bytes island_id, int rank, int size, double timeout, int local_ranks=0, check=None):
     """Joins an island; returns the address of its `hetccl_island`. Whoever takes it calls `hetccl_island_destroy`.
 
     Blocks up to `timeout` seconds until all ranks have come; later on a call that sees no progress for that long fails.
-    `local_ranks`: processes that share the cores, if more than `size`. Raises `TimedOutError` with the missing
+    `local_ranks`: processes that share the cores, if more than `size`. `check` is called twice a second while ranks are
+    missing, and what it raises ends the wait. Raises `TimedOutError` with the missing
     ranks, `PeerLostError`, `UsageError`.
     """
     if not 1 <= size <= HETCCL_ISLAND_RANKS_MAX:
@@ -44,7 +45,7 @@ def join(bytes island_id, int rank, int size, double timeout, int local_ranks=0)
     if not 0 < timeout <= 1e9:
         raise UsageError(f"the timeout must be positive and at most 1e9 seconds, not {timeout}")
     cdef hetccl_island *island = NULL
-    cdef int fd = shared_region(island_id, rank, size, hetccl_island_region_bytes(size), timeout)
+    cdef int fd = shared_region(island_id, rank, size, hetccl_island_region_bytes(size), timeout, check)
     cdef int status = hetccl_island_open(fd, rank, size, local_ranks, <uint64_t>(timeout * 1e9), &island)
     os.close(fd)
     if status == HETCCL_MISMATCH:

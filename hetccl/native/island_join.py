@@ -15,6 +15,7 @@ import secrets
 import select
 import struct
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from hetccl.errors import PeerLostError, TimedOutError, UsageError
@@ -26,6 +27,7 @@ MAGIC = b"island1\0"
 SECRET = 16  # bytes of the name, and of the token
 HELLO = struct.Struct(f"!{SECRET}sII")  # token, rank, size
 HELLO_SECONDS = 1.0  # a connection that has begun its few bytes must end them; a silent one delays nobody
+LOOK_SECONDS = 0.5  # between two looks at whether waiting has become vain
 GRACE_SECONDS = 2.0  # the others wait a little longer than rank 0, who knows who is missing
 
 
@@ -34,10 +36,13 @@ def new_id() -> bytes:
     return MAGIC + secrets.token_bytes(2 * SECRET)
 
 
-def shared_region(island_id: bytes, rank: int, size: int, nbytes: int, timeout: float) -> int:
+def shared_region(
+    island_id: bytes, rank: int, size: int, nbytes: int, timeout: float, check: Callable[[], None] | None = None
+) -> int:
     """Descriptor of one zeroed region of `nbytes`, the same on all `size` ranks; the caller closes it.
 
-    Blocks up to `timeout` seconds until all ranks have called. Raises `TimedOutError` with the missing ranks,
+    Blocks up to `timeout` seconds until all ranks have called; meanwhile `check` is called twice a second, and what it
+    raises ends the wait. Raises `TimedOutError` with the missing ranks,
     `PeerLostError` if rank 0 leaves meanwhile, `UsageError` for an id that is none or ranks that do not fit together.
     """
     if len(island_id) != len(MAGIC) + 2 * SECRET or not island_id.startswith(MAGIC):
@@ -48,18 +53,31 @@ def shared_region(island_id: bytes, rank: int, size: int, nbytes: int, timeout: 
         raise UsageError(f"rank {rank} is not in an island of {size} ranks")
     name, token = island_id[len(MAGIC) : len(MAGIC) + SECRET], island_id[len(MAGIC) + SECRET :]
     deadline = time.monotonic() + timeout
+    look = _Look(check)
     if rank == 0:
-        return _serve(name, token, size, nbytes, timeout, deadline)
-    return _fetch(name, HELLO.pack(token, rank, size), rank, size, nbytes, timeout, deadline)
+        return _serve(name, token, size, nbytes, timeout, deadline, look)
+    return _fetch(name, HELLO.pack(token, rank, size), rank, size, nbytes, timeout, deadline, look)
 
 
-def _serve(name: bytes, token: bytes, size: int, nbytes: int, timeout: float, deadline: float) -> int:
+class _Look:
+    """Calls `check` now and then."""
+
+    def __init__(self, check: Callable[[], None] | None) -> None:
+        self._check, self._due = check, time.monotonic() + LOOK_SECONDS
+
+    def __call__(self) -> None:
+        if self._check is not None and time.monotonic() >= self._due:
+            self._check()
+            self._due = time.monotonic() + LOOK_SECONDS
+
+
+def _serve(name: bytes, token: bytes, size: int, nbytes: int, timeout: float, deadline: float, look: _Look) -> int:
     present: dict[int, fdpass.Peer] = {}
     with contextlib.ExitStack() as held:
         if size > 1:
             listener = held.enter_context(fdpass.FdListener(name))
             held.callback(_close_all, present)
-            _gather(listener, token, size, present, deadline)
+            _gather(listener, token, size, present, deadline, look)
             missing = [rank for rank in range(1, size) if rank not in present]
             if missing:
                 for peer in present.values():
@@ -81,7 +99,7 @@ def _serve(name: bytes, token: bytes, size: int, nbytes: int, timeout: float, de
 
 
 def _gather(
-    listener: fdpass.FdListener, token: bytes, size: int, present: dict[int, fdpass.Peer], deadline: float
+    listener: fdpass.FdListener, token: bytes, size: int, present: dict[int, fdpass.Peer], deadline: float, look: _Look
 ) -> None:
     """Fills `present` until all ranks but 0 are there or time is up.
 
@@ -95,7 +113,8 @@ def _gather(
             left = deadline - time.monotonic()
             if left <= 0:
                 return
-            for fd, _ in poll.poll(left * 1000):
+            look()
+            for fd, _ in poll.poll(min(left, LOOK_SECONDS) * 1000):
                 if fd == listener.fileno():
                     with contextlib.suppress(OSError):  # gone again, or of another user
                         peer = listener.accept(0)
@@ -145,10 +164,16 @@ def _close_all(peers: dict[int, fdpass.Peer]) -> None:
         peer.socket.close()
 
 
-def _fetch(name: bytes, hello: bytes, rank: int, size: int, nbytes: int, timeout: float, deadline: float) -> int:
-    peer = _connect(name, size, timeout, deadline)
+def _fetch(
+    name: bytes, hello: bytes, rank: int, size: int, nbytes: int, timeout: float, deadline: float, look: _Look
+) -> int:
+    peer = _connect(name, size, timeout, deadline, look)
     try:
         fdpass.send(peer.socket, hello, timeout=max(deadline - time.monotonic(), HELLO_SECONDS))
+        poll = select.poll()
+        poll.register(peer.socket.fileno(), select.POLLIN)
+        while time.monotonic() < deadline and not poll.poll(LOOK_SECONDS * 1000):
+            look()
         message, fds = fdpass.recv(peer.socket, 1, max(deadline - time.monotonic(), 0) + GRACE_SECONDS)
     except TimeoutError as error:
         raise TimedOutError(
@@ -173,11 +198,11 @@ def _fetch(name: bytes, hello: bytes, rank: int, size: int, nbytes: int, timeout
     raise UsageError(message[1:].decode(errors="replace"))
 
 
-def _connect(name: bytes, size: int, timeout: float, deadline: float) -> fdpass.Peer:
+def _connect(name: bytes, size: int, timeout: float, deadline: float, look: _Look) -> fdpass.Peer:
     pause = 0.0005
     while True:
         try:
-            return fdpass.connect(name, max(deadline - time.monotonic(), 0.01))
+            return fdpass.connect(name, min(max(deadline - time.monotonic(), 0.01), LOOK_SECONDS))
         except (fdpass.FdPassError, TimeoutError) as error:
             cause = error.__cause__
             early = isinstance(cause, OSError) and cause.errno == errno.ECONNREFUSED
@@ -185,6 +210,7 @@ def _connect(name: bytes, size: int, timeout: float, deadline: float) -> fdpass.
                 raise
             if time.monotonic() + pause >= deadline:
                 _raise_missing([0], size, timeout)
+        look()
         time.sleep(pause)
         pause = min(2 * pause, 0.02)
 

@@ -103,6 +103,7 @@ static inline int hetccl_normalize_device(hetccl_device_ops *out, const hetccl_d
     HETCCL_FIX(is_capturing, vp);
     HETCCL_FIX(reduce_resident, vresident);
     HETCCL_FIX(exchange_words, vwords);
+    HETCCL_FIX(stream_query, vp);
     return HETCCL_OK;
 }
 

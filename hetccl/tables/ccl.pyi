@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Callable
 from typing import Any, final
 
 from hetccl.types import DType, RedOp
@@ -20,7 +21,9 @@ class CclTable:
     def reduces(self, dtype: DType | str | int, redop: RedOp | str | int) -> bool: ...
     def last_error(self) -> str: ...
     def unique_id(self) -> bytes: ...
-    def init(self, rank: int, size: int, unique_id: bytes, timeout: float = 300.0) -> int: ...
+    def init(
+        self, rank: int, size: int, unique_id: bytes, timeout: float = 300.0, check: Callable[[], None] | None = None
+    ) -> int: ...
     def call(
         self,
         op: str,

@@ -81,8 +81,9 @@ cdef class CclTable:
             raise errors.PluginLoadError(f"unique_id says {length} bytes; at most {sizeof(buffer)} are allowed")
         return (<const char *>buffer)[:length]
 
-    def init(self, int rank, int size, bytes unique_id, double timeout=300.0):
-        """Joins a communicator of `size` ranks; returns its handle. Blocks up to `timeout` seconds until all joined."""
+    def init(self, int rank, int size, bytes unique_id, double timeout=300.0, check=None):
+        """Joins a communicator of `size` ranks; returns its handle. Blocks up to `timeout` seconds until all joined, or
+        until `check`, which is called twice a second, raises."""
         cdef hetccl_ccl_init_args args
         cdef void *comm = NULL
         cdef int status
@@ -95,6 +96,7 @@ cdef class CclTable:
         args.id = <const char *>unique_id
         args.timeout_s = timeout
         deadline = time.monotonic() + timeout
+        looked = time.monotonic()
         with nogil:
             status = self.ops.init_post(self.ctx, &args, &comm)
         self.check(status, "init_post")
@@ -107,7 +109,11 @@ cdef class CclTable:
                 if status != HETCCL_IN_PROGRESS:
                     self.check(status, "init_test")
                 PyErr_CheckSignals()
-                if time.monotonic() >= deadline:
+                now = time.monotonic()
+                if check is not None and now - looked >= 0.5:
+                    check()
+                    looked = now
+                if now >= deadline:
                     raise errors.TimedOutError(
                         f"joining a vendor communicator as rank {rank} of {size}: not all ranks came within "
                         f"{timeout:g} s; look for a rank that has not started or has failed",

@@ -46,8 +46,9 @@ class HetcclOps(ComposedOps, SparseOps):
         self._timeout = timeout
         self._monitored = 0
         self._comm = comm
-        self._run = comm.run
+        self._run = comm._run
         self._post = comm.post
+        self._post_unchecked = comm._core.post
         self._store = store
         self._rank = rank
         self._size = size
@@ -225,12 +226,14 @@ class HetcclOps(ComposedOps, SparseOps):
         try:
             if opts.asyncOp or self._coalescing is not None:
                 stream = self._current_stream()
-                work = self._work((self._post(op, in_ptr, out_ptr, count, dtype, redop, root, 0, timeout, keep, None, 1.0, stream,
-                                             ours),), outputs, finish)
+                if root:
+                    self._comm._check_rank(root, "root")
+                work = self._work((self._post_unchecked(op, in_ptr, out_ptr, count, dtype, redop, root, 0, timeout, keep, None, 1.0,
+                                                        None, stream, ours),), outputs, finish)
                 if self._coalescing is not None:
                     self._coalescing.append(work)
                 return work
-            self._run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, 1.0, self._current_stream(), ours)
+            self._run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, 1.0, None, self._current_stream(), ours)
         except Exception as error:
             raise for_torch(error)
         if finish is not None:

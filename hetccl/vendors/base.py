@@ -9,6 +9,7 @@ step.
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -96,11 +97,17 @@ class Vendor(abc.ABC):
 
         return CclTable(self.ccl_table).unique_id()
 
-    def create_comm(self, rank: int, size: int, unique_id: bytes, timeout: float) -> int:
-        """Joins a vendor communicator of `size` ranks and returns its handle (an address). Blocks until all joined."""
+    def create_comm(
+        self, rank: int, size: int, unique_id: bytes, timeout: float, check: Callable[[], None] | None = None
+    ) -> int:
+        """Joins a vendor communicator of `size` ranks and returns its handle (an address). Blocks until all joined.
+
+        While it waits it calls `check` about twice a second; what that raises (a rank has died, or could not join) ends
+        the wait and is raised.
+        """
         from hetccl.tables import CclTable
 
-        return CclTable(self.ccl_table).init(rank, size, unique_id, timeout)
+        return CclTable(self.ccl_table).init(rank, size, unique_id, timeout, check)
 
     def describe(self) -> str:
         """One line for `explain` and doctor: library, version, file."""

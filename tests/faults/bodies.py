@@ -270,3 +270,26 @@ def fails_late(rank: int, size: int, how: str) -> tuple[str, str]:
     except (hetccl.HetcclError, RuntimeError) as error:
         return type(error).__name__, str(error)
     return "none", ""
+
+
+def leaves_the_island(rank: int, size: int, victim: int, how: str) -> tuple[str, str, float]:
+    """All but the victim wait in the vendor's library, where it never comes: it fails, or dies, instead."""
+    from hetccl.core import vendor_comms
+
+    if rank == victim:
+
+        def trouble(view: Any, vendor: Any, key: str, ranks: Any, *_: Any) -> int:
+            if rank == ranks[0]:
+                view.put(key, vendor.new_id())
+            time.sleep(1.5)
+            if how == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RuntimeError("planted")
+
+        vendor_comms._join_one = trouble  # type: ignore[assignment]
+    started = time.monotonic()
+    try:
+        hetccl.init(timeout=60).close()
+    except (hetccl.HetcclError, RuntimeError) as error:
+        return type(error).__name__, str(error), time.monotonic() - started
+    return "none", "", 0.0

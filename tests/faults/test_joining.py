@@ -6,12 +6,15 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
 import bodies
 
+from hetccl.core import registry
+from hetccl.errors import HetcclError
 from hetccl.testing.launch import run_results
 
 CASES = {
@@ -70,6 +73,35 @@ def test_trouble_after_the_control_plane_stands(how: str) -> None:
     for r in (results[0], results[2]):
         assert r.value[0] in ("HetcclError", "PeerLostError", "TransportError"), r.value
         assert "rank 1" in r.value[1], r.value
+
+
+@pytest.mark.parametrize("how", ["raises", "dies"])
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("mix", ["host:3,sim-a:1", "sim-a:3,host:1", "oneccl:2,host:1"])
+def test_nobody_waits_in_a_library_for_a_mate_that_failed(
+    mix: str, victim: int, how: str, require: Callable[[object, str, str], None]
+) -> None:
+    """Creating a vendor's communicator blocks until all ranks of the island have come."""
+    if "oneccl" in mix:
+        require(usable("oneccl"), "oneCCL", "pip install ./plugins/hetccl-vendor-oneccl && hetccl fetch oneccl")
+    started = time.monotonic()
+    results = run_results(bodies.leaves_the_island, mix, timeout=50, args=(victim, how))
+    assert time.monotonic() - started < 30, "somebody waited for the deadline, or did not end"
+    for r in results:
+        if r.rank == victim:
+            assert r.returncode == (-9 if how == "dies" else r.returncode), r
+            continue
+        kind, text, seconds = r.value
+        assert kind in ("HetcclError", "PeerLostError"), r.value
+        assert f"rank {victim}" in text and seconds < 15, r.value
+
+
+def usable(vendor: str) -> bool:
+    try:
+        registry.vendor(vendor)
+    except HetcclError:
+        return False
+    return True
 
 
 def test_two_jobs_at_once_do_not_meet(tmp_path: object) -> None:

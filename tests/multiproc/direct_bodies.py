@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import hetccl
-from hetccl.types import DType, Op
+from hetccl.types import DType, Op, RedOp
 
 SMALL, LARGE = 1000, 1_500_000  # elements: an exchange of words; several chunks
 
@@ -28,7 +28,44 @@ def sums(rank: int, size: int) -> dict[str, Any]:
             if not np.array_equal(x[rank], sum(rest, own)):
                 wrong.append(n)
         paths = set(comm.paths().values())
-        return {"wrong": wrong, "paths": paths, "stats": comm.stats()}
+        trace = comm.explain("all_reduce", 4).trace
+        return {"wrong": wrong, "paths": paths, "stats": comm.stats(), "trace": trace}
+
+
+def past_the_caches(rank: int, size: int) -> list[str]:
+    """Sums of so much that a CPU rank's result goes past the caches; several operators, in place and not."""
+    import numpy as np
+
+    wrong = []
+    with hetccl.init() as comm:
+        device, host = comm._joined.device, comm._joined.topology.island_of(rank).host_memory
+        for kind, op, n in (("f4", "sum", 5_000_003), ("f8", "avg", 2_500_001), ("i4", "max", 4_300_000)):
+            x = [np.resize((np.arange(4099) * 7 % 113 + 11 * r).astype(kind), n) for r in range(size)]
+            want = {"sum": x[0] + x[1], "avg": (x[0] + x[1]) / 2, "max": np.maximum(x[0], x[1])}[op].astype(kind)
+            y = np.full(n, 77, kind)
+            dtype, redop = (
+                DType[{"f4": "FLOAT32", "f8": "FLOAT64", "i4": "INT32"}[kind]],
+                RedOp[op.upper()],
+            )
+            if host:
+                comm.run(Op.ALL_REDUCE, x[rank].ctypes.data, y.ctypes.data, n, dtype, redop)
+            else:
+                device.bind_thread()
+                source, target = device.alloc(y.nbytes), device.alloc(y.nbytes)
+                device.copy(source, x[rank].ctypes.data, y.nbytes)
+                device.stream_sync()
+                comm.run(Op.ALL_REDUCE, source, target, n, dtype, redop)
+                device.copy(y.ctypes.data, target, y.nbytes)
+                device.stream_sync()
+                device.free(source)
+                device.free(target)
+            if not np.array_equal(y, want):
+                wrong.append(f"{kind} {op}: {int((y != want).sum())} wrong, first at {int((y != want).argmax())}")
+            own = x[rank].copy()
+            comm.all_reduce(own, op=op)
+            if not np.array_equal(own, want):
+                wrong.append(f"{kind} {op} in place")
+    return wrong
 
 
 def messages(rank: int, size: int) -> list[str]:

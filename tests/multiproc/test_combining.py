@@ -23,6 +23,7 @@ from hetccl.types import DType, Op, RedOp
 
 SHOWN = {"host": "host", "device": "device kernel", "border": "border communicator"}
 SEGMENTS = {"HETCCL_SIM_SEGMENT_BYTES": "4K", "HETCCL_SIM_POISON": "1"}
+LIMIT, FULL_LIMIT = 110, 900  # seconds: a sample, and all cells of seven ranks on two busy cores
 MIXES = ("sim-a:2,host:2", "sim-a:3,sim-b:2,host:2", "host:4,sim-a:3")  # pairs; C of n ranks, pairs in rounds; groups
 
 
@@ -85,19 +86,23 @@ def body(rank: int, size: int, way: str, every: int = 1) -> dict[str, Any]:
         }  # fmt: skip
 
 
+@pytest.mark.timeout(FULL_LIMIT + 30)
 @pytest.mark.parametrize("way", ["host", "device", "border"])
 @pytest.mark.parametrize("mix", MIXES)
 def test_every_way_is_right_and_gives_all_ranks_the_same_bits(mix: str, way: str, full: bool) -> None:
     every = 1 if full or mix == MIXES[0] else 4
-    check(run(body, mix, timeout=110, env={"HETCCL_COMBINE": way, **SEGMENTS}, args=(way, every)), way, every)
+    env = {"HETCCL_COMBINE": way, **SEGMENTS}
+    check(run(body, mix, timeout=FULL_LIMIT if full else LIMIT, env=env, args=(way, every)), way, every)
 
 
+@pytest.mark.timeout(FULL_LIMIT + 30)
 @pytest.mark.parametrize("way", ["host", "device", "border"])
 def test_every_way_beside_oneccl(way: str, full: bool, require: Callable[[object, str, str], None]) -> None:
     require(_oneccl(), "oneCCL", "pip install ./plugins/hetccl-vendor-oneccl && hetccl fetch oneccl")
     env = {"HETCCL_COMBINE": way, **SEGMENTS}
     every = 1 if full else 4
-    check(run(body, "oneccl:2,sim-a:2,host:2", timeout=110, env=env, args=(way, every)), way, every)
+    limit = FULL_LIMIT if full else LIMIT
+    check(run(body, "oneccl:2,sim-a:2,host:2", timeout=limit, env=env, args=(way, every)), way, every)
 
 
 def check(results: list[dict[str, Any]], way: str, every: int) -> None:

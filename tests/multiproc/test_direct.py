@@ -33,6 +33,22 @@ def test_with_hosts_and_larger_islands(environment: dict[str, str], ranks: str) 
     assert all(f["wrong"] == [] and f["paths"] == {"shm, direct"} for f in found)
 
 
+@pytest.mark.parametrize("way", ["auto", "staged"])
+def test_explain_says_that_the_direct_path_leaves_no_trace(environment: dict[str, str], way: str) -> None:
+    env = {**environment, "HETCCL_DEVICE_PATH": way, "HETCCL_VERIFY": "always"}
+    for r in run_results(direct_bodies.sums, PAIR, timeout=100, env=env):
+        assert r.value["wrong"] == []
+        assert ("leaves no trace; HETCCL_DEVICE_PATH=staged" in r.value["trace"]) == (way == "auto")
+        assert r.value["trace"].startswith("no: " if way == "auto" else "yes, and replayed")
+        assert ("operations are not replayed" in r.stderr) == (way == "auto")
+
+
+@pytest.mark.parametrize(("ranks", "threads"), [("nccl:1,host:1", 1), ("host:1,nccl:1", 3), ("sim-a:1,host:1", 4)])
+def test_a_host_sums_past_the_caches(environment: dict[str, str], ranks: str, threads: int) -> None:
+    env = {**environment, "HETCCL_CPU_THREADS": str(threads)}
+    assert run(direct_bodies.past_the_caches, ranks, timeout=100, env=env) == [[], []]
+
+
 @pytest.mark.parametrize("ranks", [PAIR, "sim-a:1,sim-b:1", "sim-a:1,host:1"])
 def test_messages(environment: dict[str, str], ranks: str) -> None:
     assert run(direct_bodies.messages, ranks, timeout=60, env=environment) == [[], []]
@@ -44,10 +60,14 @@ def test_ranks_that_call_different_things_find_out(environment: dict[str, str], 
     assert "MismatchError" in names and set(names) <= {"MismatchError", "AbortedError"}
 
 
-@pytest.mark.parametrize("count", [direct_bodies.SMALL, direct_bodies.LARGE])
-def test_a_dead_peer_ends_the_wait(environment: dict[str, str], count: int) -> None:
-    """The kernel that waits for the peer's words, or chunks, is told to stop."""
-    found = run_results(direct_bodies.dies, PAIR, timeout=60, env=environment, args=(count,))
+@pytest.mark.parametrize(
+    ("ranks", "count"),
+    [(PAIR, direct_bodies.SMALL), (PAIR, direct_bodies.LARGE), ("host:1,nccl:1", direct_bodies.LARGE)],
+)
+def test_a_dead_peer_ends_the_wait(environment: dict[str, str], ranks: str, count: int) -> None:
+    """The kernel that waits for the peer's words, or chunks, is told to stop; a host's helpers drop what they have."""
+    env = {**environment, "HETCCL_CPU_THREADS": "3"}
+    found = run_results(direct_bodies.dies, ranks, timeout=60, env=env, args=(count,))
     name, seconds = found[0].value
     assert name == "PeerLostError" and seconds < 20
 

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 import matrix
 import standin_bodies as bodies
+from bodies import leaves_the_island
 
 from hetccl.core import registry
 from hetccl.errors import PluginNotFoundError
@@ -60,6 +62,15 @@ def test_an_error_on_one_rank_reaches_all(vendor: str, environment: dict[str, st
     for rank in (0, 2):
         assert found[rank][1] == "AbortedError" and "rank 1" in found[rank][2], found[rank]
         assert found[rank][3] < SOON
+
+
+@pytest.mark.parametrize("how", ["raises", "dies"])
+def test_nobody_waits_for_a_mate_that_never_joins(vendor: str, environment: dict[str, str], how: str) -> None:
+    results = run_results(leaves_the_island, f"{vendor}:3", timeout=50, env=environment, args=(1, how))
+    for r in (results[0], results[2]):
+        kind, text, seconds = r.value
+        assert kind in ("HetcclError", "PeerLostError") and "rank 1" in text and seconds < SOON, r.value
+        assert r.returncode is not None, "it did not end"
 
 
 def test_in_progress_is_waited_for(vendor: str, environment: dict[str, str]) -> None:

@@ -8,25 +8,16 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from hetccl.native.combine import can_combine
-from hetccl.testing import oracle
+from hetccl.core.planner import ALGORITHMS, REDUCING, reducible
 from hetccl.types import DType, Op, RedOp
 
 EPOCH = 40  # draws that use one set of communicators
 TAGS = 4  # few, so that messages of one tag queue up behind each other
-REDUCING = ("ALL_REDUCE", "REDUCE_SCATTER", "REDUCE")
-# What the soak knows how to check. An operation that is new in `Op` is left out, and the program says so.
-COLLECTIVES = tuple(
-    op for op in Op if op.name in ("ALL_REDUCE", "REDUCE_SCATTER", "ALL_GATHER", "BROADCAST", "BARRIER")
-)
-UNKNOWN = tuple(op for op in Op if op not in COLLECTIVES and op.name not in ("SEND", "RECV"))
-PAIRS = tuple(
-    (dtype, redop)
-    for dtype in DType
-    for redop in oracle.reducible(dtype)
-    if can_combine(dtype, RedOp.SUM if redop == RedOp.AVG else redop)
-    and not (redop == RedOp.AVG and dtype == DType.BOOL)
-)
+COLLECTIVES = tuple(op for op in Op if op not in (Op.SEND, Op.RECV))
+WHOLE = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE)  # their count is of the whole buffer, not of a rank's block
+# Operations that also have a form with a count for each rank; all_to_all: for each pair.
+UNEVEN = (Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.GATHER, Op.SCATTER, Op.ALL_TO_ALL)
+PAIRS = tuple((dtype, redop) for dtype in DType for redop in RedOp if reducible(dtype, redop))
 
 
 @dataclass(frozen=True)
@@ -54,6 +45,9 @@ class Collective:
     device: bool  # where the vendor has memory of its own: there
     salt: int
     blocking: bool
+    counts: tuple[int, ...] = ()  # of the v form: a rank's block, or a pair's, row by row
+    gaps: bool = False  # between the blocks of the v form
+    parts: tuple[int, ...] = ()  # lengths of the tensors of all_reduce_coalesced
 
 
 @dataclass(frozen=True)
@@ -90,9 +84,13 @@ def describe(job: Collective | Message) -> str:
             f"comm {job.comm} message {job.source}->{job.target} tag {job.tag} {job.count} {job.dtype.label} "
             f"shift {job.shift}{how}"
         )
-    how = f"{' in place' * job.in_place}{' device' * job.device}{' blocking' * job.blocking}"
-    redop = f" {job.redop.label}" if job.op.name in REDUCING else ""
-    return f"comm {job.comm} {job.op.label}{redop} {job.count} {job.dtype.label} root {job.root} shift {job.shift}{how}"
+    how = f"{' in place' * job.in_place}{' device' * job.device}{' blocking' * job.blocking}{' gaps' * job.gaps}"
+    redop = f" {job.redop.label}" if job.op in REDUCING else ""
+    form = f"_v {list(job.counts)}" if job.counts else f"_coalesced {list(job.parts)}" if job.parts else ""
+    return (
+        f"comm {job.comm} {job.op.label}{form}{redop} {job.count} {job.dtype.label} root {job.root} shift {job.shift}"
+        f"{how}"
+    )
 
 
 def topology(seed: int, number: int, vendors: tuple[str, ...]) -> Topology:
@@ -122,9 +120,20 @@ def topology(seed: int, number: int, vendors: tuple[str, ...]) -> Topology:
         "HETCCL_SHM_SLOT_BYTES": r.choice(("", "", "4096")),
         "HETCCL_CHUNK_BYTES": r.choice(("", "", "4K", "20000")),
         "HETCCL_SIM_SEGMENT_BYTES": r.choice(("", "4K", "64K")),
-        "HETCCL_ALGORITHM": r.choice(("", "", "", "all_reduce=owners", "all_reduce=exchange")),
+        "HETCCL_ORDER": r.choice(("", "", "", "island")),
+        "HETCCL_VERIFY": r.choice(("", "", "", "always", "off")),
+        "HETCCL_COMBINE": r.choice(("", "", "host", "device", "border")),
+        "HETCCL_ALGORITHM": _forced(r),
     }
     return Topology(tuple(ranks), env | {name: value for name, value in optional.items() if value})
+
+
+def _forced(r: random.Random) -> str:
+    """No algorithm half the time, else one of each of some operations."""
+    if r.random() < 0.5:
+        return ""
+    chosen = ((op.label, r.choice(list(named))) for op, named in ALGORITHMS.items() if len(named) > 1)
+    return ",".join(f"{op}={name}" for op, name in chosen if r.random() < 0.6)
 
 
 def communicators(seed: int, number: int, epoch: int, size: int) -> list[tuple[int, ...]]:
@@ -155,18 +164,26 @@ def draw(seed: int, number: int, n: int, size: int) -> Draw:
 
 def _collective(r: random.Random, comm: int, members: int, large: bool) -> Collective:
     op = r.choice(COLLECTIVES)
-    if op.name in REDUCING:
-        dtype, redop = r.choice(PAIRS)
-    else:
-        dtype, redop = r.choice(list(DType)), RedOp.SUM
+    dtype, redop = r.choice(PAIRS) if op in REDUCING else (r.choice(list(DType)), RedOp.SUM)
     count = _count(r, dtype, large)
-    if op.name not in ("ALL_REDUCE", "BROADCAST", "REDUCE"):
+    if op not in WHOLE:
         count //= members
-    in_place = r.random() < 0.4
+    counts: tuple[int, ...] = ()
+    parts: tuple[int, ...] = ()
+    if op in UNEVEN and r.random() < 0.4:
+        counts = _blocks(r, count, members if op == Op.ALL_TO_ALL else 1, members)
+    if op == Op.ALL_REDUCE and r.random() < 0.15:
+        parts = tuple(count * r.randint(0, 4) // 8 for _ in range(r.randint(1, 5)))
     return Collective(
-        comm, op, dtype, redop, count, r.randrange(members), in_place, r.choice((0, 0, 1, 3)), r.random() < 0.5,
-        r.randrange(1 << 20), r.random() < 0.2,
+        comm, op, dtype, redop, count, r.randrange(members), r.random() < 0.4, r.choice((0, 0, 1, 3)), r.random() < 0.5,
+        r.randrange(1 << 20), r.random() < 0.2, counts, bool(counts) and r.random() < 0.5, parts,
     )  # fmt: skip
+
+
+def _blocks(r: random.Random, count: int, rows: int, members: int) -> tuple[int, ...]:
+    """Lengths of blocks, some of them empty, `count` on average. Few shapes, so that plans are used again."""
+    shape = random.Random(r.randrange(3))
+    return tuple(count * shape.choice((0, 1, 1, 2, 2, 4)) // 2 + shape.choice((0, 0, 1)) for _ in range(rows * members))
 
 
 def _messages(r: random.Random, comm: int, members: int, n: int, i: int, large: bool) -> list[Message]:

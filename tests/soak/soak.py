@@ -57,17 +57,16 @@ def main(argv: list[str] | None = None) -> int:
 def soak(seed: int, seconds: float, vendors: tuple[str, ...]) -> int:
     """0 if no fault was found in `seconds`."""
     print(f"soak: seed {seed}, {seconds:g} s, vendors {', '.join(vendors)}", flush=True)
-    for op in draws.UNKNOWN:
-        print(f"soak: {op.label} is not drawn: ranks.py does not know its answer", flush=True)
     end = time.monotonic() + seconds
-    number, total = 0, {"draws": 0, "jobs": 0}
+    number, total = 0, {"draws": 0, "jobs": 0, "refused": 0}
     while (left := end - time.monotonic()) > 0:
         found = one(seed, number, vendors, min(STAY, max(left, 1.0)), None)
         if found is None:
             return 1
         total = {key: total[key] + found[key] for key in total}
         number += 1
-    print(f"soak: no fault in {number} make-ups, {total['draws']} draws, {total['jobs']} jobs of ranks (seed {seed})")
+    print(f"soak: no fault in {number} make-ups, {total['draws']} draws, {total['jobs']} jobs of ranks, ")
+    print(f"      {total['refused']} of them refused for HETCCL_COMBINE (seed {seed})")
     return 0
 
 
@@ -84,7 +83,7 @@ def one(
     except RankFailed as failed:
         report(failed, seed, number, vendors)
         return None
-    return {"draws": results[0]["draws"], "jobs": sum(r["jobs"] for r in results)}
+    return {"draws": results[0]["draws"], **{key: sum(r[key] for r in results) for key in ("jobs", "refused")}}
 
 
 def report(failed: RankFailed, seed: int, number: int, vendors: tuple[str, ...]) -> None:

@@ -13,6 +13,9 @@ sys.path.insert(0, os.path.dirname(__file__))
 import draws
 import soak
 
+from hetccl.core.planner import ALGORITHMS
+from hetccl.types import Op
+
 SEED = int(os.environ.get("HETCCL_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
 
 
@@ -36,8 +39,14 @@ def test_draws_reach_every_operation_and_type() -> None:
     jobs = [job for n in range(2000) for job in draws.draw(1, 1, n, 4).jobs]
     collectives = [job for job in jobs if isinstance(job, draws.Collective)]
     assert {job.op for job in collectives} == set(draws.COLLECTIVES)
-    reducing = {(job.dtype, job.redop) for job in collectives if job.op.name in draws.REDUCING}
-    assert reducing == set(draws.PAIRS)
+    for op in draws.REDUCING:
+        assert {(job.dtype, job.redop) for job in collectives if job.op == op} == set(draws.PAIRS)
+    assert {job.op for job in collectives if job.counts} == set(draws.UNEVEN)
+    assert {job.op for job in collectives if job.parts} == {Op.ALL_REDUCE}
+    forced = [draws.topology(1, n, ("host", "sim-a")).env for n in range(300)]
+    assert {env.get("HETCCL_COMBINE") for env in forced} == {None, "host", "device", "border"}
+    named = {pair for env in forced for pair in env.get("HETCCL_ALGORITHM", "").split(",")}
+    assert named >= {f"{op.label}={name}" for op, found in ALGORITHMS.items() if len(found) > 1 for name in found}
 
 
 def test_a_wrong_answer_is_a_fault_with_its_draw(

@@ -396,6 +396,30 @@ def test_the_first_shapes_of_a_v_form_are_proved() -> None:
         Gate(TWO_TWO, "first").check(Shared(Op.ALL_GATHER, DType.FLOAT32, RedOp.SUM, counts=(1, 0, 3, 4)), wrong)
 
 
+def test_explain_says_how_a_plan_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(p: Planner, op: Op = Op.ALL_REDUCE, counts: tuple[int, ...] = ()) -> str:
+        found = p.explain(op, 64, DType.FLOAT32, RedOp.SUM, 0, {}, counts)
+        assert f"  proved: {found.proof}\n" in str(found)
+        return found.proof
+
+    p = Planner(TWO_TWO, 0, {})
+    assert told(p).startswith("at the first call, for 5 counts that stand for all, in place and not; ")
+    p.plan(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM, 0, 0)
+    assert told(p).startswith("yes, for 5 counts")
+    assert told(Planner(TWO_TWO, 0, {}, verify="always")).startswith("each time it is planned, for 5 counts")
+    assert told(Planner(TWO_TWO, 0, {}, verify="off")) == "no: HETCCL_VERIFY=off"
+    large = topology([list(range(64)), [64]])
+    assert "there are 65 ranks" in told(Planner(large, 0, {}), Op.BROADCAST)
+    for i in range(6):
+        shared = Shared(Op.ALL_GATHER, DType.FLOAT32, RedOp.SUM, counts=(7 + i, 0, 3, 4))
+        wanted = "at the first call, for this shape" if i < 5 else "not for this shape, but for 2 made-up ones"
+        assert told(p, Op.ALL_GATHER, shared.counts).startswith(wanted)
+        p.plan(Op.ALL_GATHER, DType.FLOAT32, RedOp.SUM, 0, 0, (shared.counts, places_of(TWO_TWO, shared)[0]))
+    assert told(p, Op.ALL_GATHER, (7, 0, 3, 4)).startswith("yes, for this shape, in place and not")
+    monkeypatch.setattr("hetccl.core.verify.gate.MOST_STEPS", 10)
+    assert "steps and flows on all ranks, HETCCL_VERIFY=first proves up to 10" in told(p)
+
+
 def test_plans_too_large_to_prove_are_not_even_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hetccl.core.verify.gate.MOST_STEPS", 10)
     made = []

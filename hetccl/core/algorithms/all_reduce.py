@@ -59,7 +59,8 @@ def island(topology: Topology, shared: Shared, rank: int, places: Places | None 
 
 def exchange(topology: Topology, shared: Shared, rank: int, places: Places | None = None) -> Plan:
     """Latency class: the heads of the islands send each other everything and combine alike. C(C-1)S border bytes.
-    Where links are missing, the head in the middle combines, and sends the result back: 2(C-1)S."""
+    Where links are missing, the head in the middle combines, and sends the result back, and of two islands the one that
+    adds with least effort: 2(C-1)S."""
     isl = topology.island_of(rank)
     me = topology.place(rank)[1]
     b = PlanBuilder()
@@ -82,11 +83,12 @@ def exchange(topology: Topology, shared: Shared, rank: int, places: Places | Non
             src = dst = src.on(Buffer.HOST_SCRATCH)
             host_blocks = max(host_blocks, 1)
         heads = tuple(border.head(i.index) for i in topology.islands)
-        if border.mesh:
+        if border.mesh and border.adder < 0:
             others = heads[: isl.index] + heads[isl.index + 1 :]
             flows = [Flow(FlowKind.EXCHANGE, Channel.CONTRIBUTE, others, src, dst, isl.index, finish=after != 1.0)]
         else:
-            flows = _owner_flows(topology, src, dst, heads, border.middle, isl.index, after != 1.0)
+            owner = border.adder if border.adder >= 0 else border.middle
+            flows = _owner_flows(topology, src, dst, heads, owner, isl.index, after != 1.0)
         done = b.border(flows, island_only(b, ready))
         if isl.staged:
             done = b.island(StepKind.COPY, dst, out, wait=done)

@@ -17,7 +17,7 @@ from hetccl.core.verify.spec import REDUCED, Need, Sizes, spec_of
 from hetccl.core.verify.values import UNSCALED, Values
 from hetccl.types import Op, RedOp
 
-__all__ = ["Proof", "representative_counts", "verify_class", "verify_plans"]
+__all__ = ["Proof", "proved_counts", "representative_counts", "shrink", "verify_class", "verify_plans"]
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,7 @@ def verify_class(
     """
     small = shrink(plans)
     proofs = []
-    counts = [1] if shared.counts else representative_counts(small[0])
-    if few and few < len(counts):
-        counts = [*counts[: few - 1], counts[-1]]
-    for count in counts:
+    for count in proved_counts(shared, small[0], few):
         for in_place in (False, True) if spec_of(shared.op).in_place else (False,):
             proofs.append(verify_plans(topology, shared, small, count, in_place=in_place, slots=slots, places=places))
     return proofs
@@ -82,6 +79,12 @@ def shrink(plans: Sequence[Plan]) -> list[Plan]:
     """The same plans with the smallest segment whose unit can lose a remainder to the tail (`measure` rounds units of
     16 elements and more down)."""
     return [replace(p, segment=p.units * 2 * UNIT_ALIGN) if p.segment else p for p in plans]
+
+
+def proved_counts(shared: Shared, plan: Plan, few: int) -> list[int]:
+    """The counts that `verify_class` takes: all that stand for others, or `few` of them, the last among them."""
+    counts = [1] if shared.counts else representative_counts(plan)
+    return [*counts[: few - 1], counts[-1]] if 0 < few < len(counts) else counts
 
 
 def representative_counts(plan: Plan) -> list[int]:

@@ -176,6 +176,9 @@ typedef struct hetccl_device_ops {
      * UNSUPPORTED for what they cannot do (the caller then copies and reduces step by step), before anything is enqueued. */
     int (*reduce_resident)(void *ctx, const hetccl_resident_args *args);
     int (*exchange_words)(void *ctx, const hetccl_exchange_args *args);
+    /* HETCCL_OK: all that the stream held has ended, as after stream_sync. HETCCL_IN_PROGRESS: not yet. Not during a capture.
+     * HETCCL_UNSUPPORTED: it cannot tell. Any thread; does not block. */
+    int (*stream_query)(void *ctx, void *stream);
 } hetccl_device_ops;
 
 /* --------------------------------------------------------------------------------------------------- ccl_ops

@@ -6,6 +6,7 @@ Memory is ordinary memory, streams do everything at once, and the collective lib
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from hetccl.errors import PluginLoadError
@@ -58,11 +59,13 @@ class HostVendor(Vendor):
 
         return island.new_id()
 
-    def create_comm(self, rank: int, size: int, unique_id: bytes, timeout: float) -> int:
+    def create_comm(
+        self, rank: int, size: int, unique_id: bytes, timeout: float, check: Callable[[], None] | None = None
+    ) -> int:
         """Also the longest wait without progress in later calls. Raises `TimedOutError` with the missing ranks."""
         from hetccl.native import island
 
-        return island.join(unique_id, rank, size, timeout, self.local_ranks)
+        return island.join(unique_id, rank, size, timeout, self.local_ranks, check)
 
     def describe(self) -> str:
         return f"host {VERSION} (hetccl's own shared-memory collectives)"

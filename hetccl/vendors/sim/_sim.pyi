@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from hetccl.vendors.sim.conditions import Conditions
@@ -16,7 +16,9 @@ class SimDevice:
     def device_table(self) -> Any: ...
     @property
     def ccl_table(self) -> Any: ...
-    def create_comm(self, rank: int, size: int, island_id: bytes, timeout: float) -> int: ...
+    def create_comm(
+        self, rank: int, size: int, island_id: bytes, timeout: float, check: Callable[[], None] | None = None
+    ) -> int: ...
     def stop(self, timeout: float = 5.0) -> bool: ...
 
 def open_device(

@@ -82,14 +82,15 @@ cdef class SimDevice:
             raise errors.UsageError(f"deadline must be positive and at most 1e6 seconds, not {seconds}")
         self.device.deadline_ns = <uint64_t>(seconds * 1e9)
 
-    def create_comm(self, int rank, int size, bytes island_id, double timeout):
-        """Joins an island of `size` ranks; returns the communicator's address. Blocks up to `timeout` seconds."""
+    def create_comm(self, int rank, int size, bytes island_id, double timeout, check=None):
+        """Joins an island of `size` ranks; returns the communicator's address. Blocks up to `timeout` seconds, or until
+        `check` raises."""
         from hetccl.native import island
 
         if hetccl_sim_check(self.device) != HETCCL_OK:
             raise errors.ClosedError(_text())
         hetccl_sim_conditions_seed(self.device, <uint64_t>rank)  # ranks of one island draw different numbers
-        cdef uintptr_t handle = island.join(island_id, rank, size, timeout)
+        cdef uintptr_t handle = island.join(island_id, rank, size, timeout, 0, check)
         cdef hetccl_sim_comm *comm = hetccl_sim_comm_new(self.device, <hetccl_island *>handle, rank, size)
         if comm == NULL:
             hetccl_island_destroy(<hetccl_island *>handle)

@@ -10,6 +10,7 @@ options say (`conditions.py`).
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -118,7 +119,9 @@ class SimVendor(Vendor):
 
         return self._label() + new_id()
 
-    def create_comm(self, rank: int, size: int, unique_id: bytes, timeout: float) -> int:
+    def create_comm(
+        self, rank: int, size: int, unique_id: bytes, timeout: float, check: Callable[[], None] | None = None
+    ) -> int:
         """Raises `VendorError` for an id of another vendor, and what the island raises when a rank stays away."""
         name, mark, island_id = unique_id.partition(b"\0")
         if not mark:
@@ -129,7 +132,7 @@ class SimVendor(Vendor):
             raise VendorError(f"{self.name}: create_comm got an id that {found} made; a communicator holds ranks of "
                               f"{self._label()[:-1].decode()} only", vendor=self.name, call="create_comm",
                               code=_INVALID)
-        return self.device.create_comm(rank, size, island_id, timeout)
+        return self.device.create_comm(rank, size, island_id, timeout, check)
 
     def describe(self) -> str:
         return f"{self.name} {VERSION} (pretend accelerator; {self.personality.text}{self.conditions.describe()})"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hetccl_vendor_rccl import driver
+from hetccl_vendor_rccl.driver import RcclDriver
 
 BUILDER = Path(__file__).resolve().parents[3] / "tests" / "standins" / "build.py"
 
@@ -27,6 +27,6 @@ def standins(tmp_path_factory: pytest.TempPathFactory, require: Callable[[object
     with pytest.MonkeyPatch.context() as patch:
         for name, value in build.environment(folder).items():
             patch.setenv(name, value)
-        for shape in ("RUNTIME", "RCCL"):
-            patch.setattr(driver, shape, build.by_path(getattr(driver, shape), folder))
+        for shape in ("runtime_shape", "ccl_shape"):
+            patch.setattr(RcclDriver, shape, build.by_path(getattr(RcclDriver, shape), folder))
         yield folder
