@@ -75,6 +75,7 @@ typedef struct hx_lane_state {
     int64_t iteration;
     int32_t index;                     /* position in plan->lane_steps */
     int32_t running;                   /* a vendor call is on the lane thread, or flows are under way */
+    int32_t turn;                      /* which flow of the step that is under way tries first */
 } hx_lane_state;
 
 typedef struct hx_work {
@@ -125,6 +126,8 @@ typedef struct hx_work {
 typedef struct hx_comm {
     int32_t rank, size;
     int32_t pauses, forked, check;     /* check: meet on the board before blocking vendor calls */
+    uint32_t yields;                   /* before the driver sleeps: HETCCL_WAIT_YIELDS, fewer after long waits */
+    uint64_t news_ns;                  /* when the device last ended something that the driver waits for */
     const hetccl_device_ops *dev;
     void *dev_ctx;
     const hetccl_ccl_ops *ccl;

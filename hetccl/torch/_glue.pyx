@@ -38,6 +38,9 @@ _live = []
 class HetcclOps(ComposedOps, SparseOps):
     """The operations. `self._comm` is the communicator, `self._rank` and `self._size` the place in it."""
 
+    # Whether an operation that has ended may give no work: making and waiting for one costs a quarter of a small call.
+    ENDS_SILENTLY = False
+
     def _setup(self, comm, store, int rank, int size, name, timeout):
         self._name = name
         self._timeout = timeout
@@ -235,7 +238,7 @@ class HetcclOps(ComposedOps, SparseOps):
             raise for_torch(error)
         if finish is not None:
             finish()
-        return HetWork((), outputs)
+        return None if self.ENDS_SILENTLY else HetWork((), outputs)
 
     def _work(self, works, outputs, finish=None):
         """What torch gets: with the device and streams of this group."""
@@ -344,7 +347,11 @@ cdef double _seconds(timeout) except? -1.0:
 
 
 class HetcclProcessGroup(HetcclOps, c10d.ProcessGroup):
-    """For torch before 2.14, where a Python class can be a process group but not a back end."""
+    """For torch before 2.14, where a Python class can be a process group but not a back end.
+
+    torch.distributed's functions, the only callers that ask to block, take None for "has ended" ("the backend has sync'ed")."""
+
+    ENDS_SILENTLY = True
 
     def __init__(self, comm, store, rank, size, name, timeout):
         c10d.ProcessGroup.__init__(self, rank, size)  # the form with a store cannot be subclassed in 2.13

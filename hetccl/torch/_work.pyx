@@ -181,7 +181,8 @@ def _failed_future(error):
 
 
 def join(works, outputs, finish=None, device=None):
-    """One work that is done when all `works` (HetWork) are; then `finish` runs."""
+    """One work that is done when all `works` (HetWork; None: it has ended) are; then `finish` runs."""
+    works = [work for work in works if work is not None]
     parts = tuple([part for work in works for part in work._works])
     return HetWork(parts, outputs, lambda: _finish_all(works, finish), device)
 
