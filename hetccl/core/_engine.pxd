@@ -167,7 +167,7 @@ cdef extern from "executor.h" nogil:
     ctypedef struct hx_comm:
         int32_t rank
         int32_t size
-        int32_t pauses
+        int32_t pauses, local_ranks
         int32_t check
         hx_trace *trace
         const hetccl_device_ops *dev

@@ -70,7 +70,7 @@ cdef class Core:
             self.c.island_ranks[i] = rank
         i = local_mates.index(self.c.rank)
         self.c.turn_before, self.c.ordered = local_mates[i - 1] if i else -1, ordered
-        self.c.pauses, self.c.check = hetccl_wait_pauses(local_ranks), check
+        self.c.pauses, self.c.check, self.c.local_ranks = hetccl_wait_pauses(local_ranks), check, local_ranks
         device.ops.bind_thread(device.ctx)
         if not self.c.host_memory:
             device.check(device.ops.stream_create(device.ctx, &self.c.stream), "stream_create")

@@ -126,6 +126,7 @@ typedef struct hx_work {
 typedef struct hx_comm {
     int32_t rank, size;
     int32_t pauses, forked, check;     /* check: meet on the board before blocking vendor calls */
+    int32_t local_ranks;               /* of the communicator on this host */
     uint32_t yields;                   /* before the driver sleeps: HETCCL_WAIT_YIELDS, fewer after long waits */
     uint64_t news_ns;                  /* when the device last ended something that the driver waits for */
     const hetccl_device_ops *dev;
