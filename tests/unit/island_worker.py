@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of test_island.py: `python island_worker.py CASE ID RANK SIZE`.
+"""One rank of test_island.py: `python island_worker.py CASE ID RANK SIZE SHARERS`.
 
 Prints one line of JSON; exits 1 on a wrong result.
 """
@@ -313,6 +313,6 @@ CASES: dict[str, tuple[Callable[[Rank], object], float]] = {
 if __name__ == "__main__":
     case, (island_id, rank, size) = sys.argv[1], (bytes.fromhex(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
     function, timeout = CASES[case]
-    opened = Island(island_id, rank, size, 20.0)
+    opened = Island(island_id, rank, size, 20.0, int(sys.argv[5]))
     opened.timeout = timeout
     print(json.dumps(function(Rank(opened))))

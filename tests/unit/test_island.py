@@ -27,6 +27,12 @@ def test_every_operation_count_and_form(size: int) -> None:
     assert _run("every_operation", size) == ["done"] * size
 
 
+@pytest.mark.parametrize("size", (2, 3))
+def test_results_that_go_past_the_caches(size: int) -> None:
+    """As if a million ranks shared the host: then every result is more than its caches keep."""
+    assert _run("every_operation", size, sharers=1 << 20) == ["done"] * size
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_all_ranks_hold_the_bits_of_rank_order(size: int) -> None:
     digests = _run("same_bits", size)
@@ -148,12 +154,12 @@ def test_rank_0_that_leaves_is_noticed() -> None:
 # ------------------------------------------------------------------------------------------------------ helpers
 
 
-def _run(case: str, size: int, timeout: float = 80.0) -> list:
+def _run(case: str, size: int, timeout: float = 80.0, sharers: int = 0) -> list:
     """What each rank said; None if it said nothing. No rank outlives the call."""
     island_id = new_id().hex()
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(WORKER), case, island_id, str(rank), str(size)],
+            [sys.executable, str(WORKER), case, island_id, str(rank), str(size), str(sharers)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
