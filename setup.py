@@ -41,6 +41,7 @@ ENGINE = tuple(
         "direct",
         "direct_combine",
         "direct_p2p",
+        "direct_wire",
         "team",
         "device_sum",
         "identity",

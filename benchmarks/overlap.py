@@ -21,8 +21,9 @@ from hetccl.testing.launch import run
 NAMES = ("sim-a", "sim-b", "sim-c", "sim-d")
 
 
-def body(rank: int, size: int, nbytes: int, rounds: int) -> tuple[list[float], float, str]:
-    """Seconds of each round, the share of a core that this rank used meanwhile, and the algorithm."""
+def body(rank: int, size: int, nbytes: int, rounds: int) -> tuple[list[float], float, str, list[float]]:
+    """Seconds of each round, the share of a core that this rank used meanwhile, the algorithm, and the share of the
+    elements that each island owns in it."""
     import hetccl
     from hetccl.vendors.sim.array import SimArray
 
@@ -40,15 +41,19 @@ def body(rank: int, size: int, nbytes: int, rounds: int) -> tuple[list[float], f
                 taken.append(took)
                 busy += after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
         assert (data.to_numpy() == size * (size + 1) / 2).all(), "wrong sum"
-        return taken, busy / sum(taken), comm.explain("all_reduce", nbytes).algorithm
+        found = comm.explain("all_reduce", nbytes)
+        owners = comm.topology.border.owners if found.algorithm == "owners" else [1] * len(comm.topology.islands)
+        how = f"{found.algorithm}, {found.segments} segments"
+        return taken, busy / sum(taken), how, [part / sum(owners) for part in owners]
 
 
-def stages(sizes: list[int], nbytes: int, inside: float, border: float) -> dict[str, float]:
+def stages(sizes: list[int], owned: list[float], nbytes: int, inside: float, border: float) -> dict[str, float]:
     """Seconds of each stage: bytes through its busiest rank over the rate. C islands, the owner form: a rank of an
-    island of m carries S/m; of that it sends, and receives, twice the share that other islands own."""
+    island of m carries S/m; of that it sends, and receives, what others own, and C-1 times what its island owns."""
     c = len(sizes)
     ring = max((m - 1) / m for m in sizes) * nbytes / inside
-    return {"island reduce": ring, "border": max(2 * (c - 1) / c / m for m in sizes) * nbytes / border, "spread": ring}
+    crossing = max((1 + (c - 2) * w) / m for m, w in zip(sizes, owned, strict=True)) * nbytes / border
+    return {"island reduce": ring, "border": crossing, "spread": ring}
 
 
 def main() -> int:
@@ -61,18 +66,19 @@ def main() -> int:
     given = parser.parse_args()
     nbytes = number(given.bytes, 1024)
     print(f"all_reduce of {nbytes} bytes, float32, medians of {given.rounds}; CPU: of the busiest rank, 1 is a core")
-    print(f"{'islands':>8} {'inside':>7} {'border':>7} {'seconds':>8} {'slowest stage':>22} {'ratio':>6} {'CPU':>5}")
+    head = ("islands", 8), ("inside", 7), ("border", 7), ("seconds", 8), ("slowest stage", 22), ("ratio", 6), ("CPU", 5)
+    print(" ".join(name.rjust(width) for name, width in head) + "  how")
     for ranks in given.ranks.split(","):
         sizes = [int(n) for n in ranks.split("+")]
         spec = ",".join(f"{name}:{n}" for name, n in zip(NAMES, sizes, strict=False))
         for inside in given.inside.split(","):
             env = {"HETCCL_SIM_RATE": inside, "HETCCL_BORDER_RATE": given.border}
             got = run(body, spec, timeout=600, env=env, args=(nbytes, given.rounds))
-            took = statistics.median(max(one) for one in zip(*(times for times, _, _ in got), strict=True))
-            all_stages = stages(sizes, nbytes, number(inside), number(given.border))
+            took = statistics.median(max(one) for one in zip(*(one[0] for one in got), strict=True))
+            all_stages = stages(sizes, got[0][3], nbytes, number(inside), number(given.border))
             name, longest = max(all_stages.items(), key=lambda s: s[1])
             print(f"{ranks:>8} {inside:>7} {given.border:>7} {took:>8.3f} {name:>14} {longest:>7.3f} "
-                  f"{took / longest:>6.3f} {max(share for _, share, _ in got):>5.2f}", flush=True)  # fmt: skip
+                  f"{took / longest:>6.3f} {max(one[1] for one in got):>5.2f}  {got[0][2]}", flush=True)  # fmt: skip
     return 0
 
 

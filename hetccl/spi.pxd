@@ -45,6 +45,8 @@ cdef extern from "hetccl/spi.h" nogil:
         HETCCL_TRANSPORT_ENCRYPTED
         HETCCL_TRANSPORT_SLOTS
         HETCCL_TRANSPORT_ANSWER
+        HETCCL_TRANSPORT_WINDOW
+        HETCCL_TRANSPORT_PUT
     const char *HETCCL_DEVICE_CAPSULE
     const char *HETCCL_CCL_CAPSULE
     const char *HETCCL_TRANSPORT_CAPSULE
@@ -99,6 +101,7 @@ cdef extern from "hetccl/spi.h" nogil:
         int (*ipc_open)(void *, const void *, void **) noexcept nogil
         int (*ipc_close)(void *, void *) noexcept nogil
         int (*is_capturing)(void *, void *) noexcept nogil
+        int (*stream_query)(void *, void *) noexcept nogil
 
     ctypedef struct hetccl_ccl_init_args:
         uint32_t size
@@ -177,6 +180,28 @@ cdef extern from "hetccl/spi.h" nogil:
         uint64_t bytes_received
         uint64_t messages_sent
         uint64_t messages_received
+        uint64_t put_threads
+        uint64_t put_send_ns
+        uint64_t put_receive_ns
+        uint64_t put_idle_ns
+
+    ctypedef struct hetccl_window_args:
+        uint32_t size
+        int32_t side
+        size_t nbytes
+        void *ptr
+        uint32_t copies
+
+    ctypedef struct hetccl_window_word:
+        uint64_t at
+        uint64_t value
+
+    ctypedef struct hetccl_window_put:
+        uint32_t size
+        uint32_t n_words
+        uint64_t at
+        uint64_t nbytes
+        hetccl_window_word word[2]
 
     ctypedef struct hetccl_transport_ops:
         uint32_t version
@@ -206,3 +231,6 @@ cdef extern from "hetccl/spi.h" nogil:
         int (*test)(void *, void *) noexcept nogil
         int (*cancel)(void *, void *) noexcept
         int (*answer)(void *, void *, hetccl_message *) noexcept nogil
+        int (*window)(void *, void *, hetccl_window_args *) noexcept nogil
+        int (*window_put)(void *, void *, const hetccl_window_put *) noexcept nogil
+        int (*window_test)(void *, void *) noexcept nogil

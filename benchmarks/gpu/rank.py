@@ -21,6 +21,7 @@ sys.path.insert(0, os.path.dirname(__file__))
 import gpt
 import island
 import mixed
+import tcp
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 DEVICE = torch.device(os.environ.get("GPU_DEVICE") or f"cuda:{os.environ['LOCAL_RANK']}")
@@ -322,6 +323,9 @@ BODIES: dict[str, Callable[..., dict[str, Any]]] = {
     "overlap": lambda *words: gpt.overlap(DEVICE, join, *words),
     "core_matrix": lambda share, seed: mixed.core_matrix(join, share, seed),
     "same_bits": lambda: mixed.same_bits(DEVICE, join),
+    "tcp": tcp.all_reduce,
+    "loopback": tcp.loopback,
+    "gloo": tcp.gloo,
     "mixed_speed": lambda: mixed.speed(DEVICE, join),
 }
 

@@ -91,8 +91,9 @@ def exact(op: str, dtype: DType, redop: RedOp, rank: int, n: int, count: int) ->
         whole = np.concatenate([block(ROOT, target) for target in range(n)])
         return whole if rank == ROOT else np.zeros_like(whole), block(ROOT, rank)
     if shape.many_out:
-        whole = None if shape.root_out and rank != ROOT else np.concatenate([block(source, 0) for source in range(n)])
-        return block(rank, 0), whole
+        if shape.root_out and rank != ROOT:
+            return block(rank, 0), None
+        return block(rank, 0), np.concatenate([block(source, 0) for source in range(n)])
     root = block(ROOT, 0)
     return root if rank == ROOT else np.zeros_like(root), root
 

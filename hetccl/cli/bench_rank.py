@@ -41,8 +41,8 @@ def main(text: str) -> int:
 
 def _main(options: dict[str, Any]) -> None:
     if options["pin"]:
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[int(os.environ.get("LOCAL_RANK", "0")) % len(cores)]})
+        here, ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        os.sched_setaffinity(0, {core_of(here, ranks, sorted(os.sched_getaffinity(0)))})
     for variable, key in (("HETCCL_RANKS", "ranks"), ("HETCCL_TRANSPORTS", "transports")):
         if options[key]:
             os.environ[variable] = options[key]
@@ -203,6 +203,12 @@ class TorchSide:
 
     def close(self) -> None:
         self.dist.destroy_process_group()
+
+
+def core_of(rank: int, ranks: int, cores: list[int]) -> int:
+    """The core of one of `ranks` ranks of a host. Where they outnumber the cores, neighbours share one, as launchers
+    place them."""
+    return cores[rank * len(cores) // ranks if ranks > len(cores) else rank]
 
 
 def _timed(call: Call, times: int) -> Iterator[float]:

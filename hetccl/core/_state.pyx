@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Python reads of a communicator's C half, and sets in it once, by its address (`Core.address`)."""
 
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport calloc
 
-from hetccl.core._engine cimport hx_comm, hx_direct_sent, hx_group, hx_identity
+from hetccl.core._engine cimport hx_comm, hx_direct_sent, hx_direct_waits, hx_group, hx_identity
 from hetccl.native.combine cimport hetccl_dtype_size
 
 from hetccl.errors import UnsupportedError
@@ -29,6 +29,15 @@ def counters(uintptr_t address):
 def direct_sent(uintptr_t address, int peer):
     """Bytes sent to `peer` through the memory that both ranks share with their devices: no transport counts them."""
     return hx_direct_sent(<hx_comm *>address, peer)
+
+
+def direct_waits(uintptr_t address, int peer):
+    """What this rank has waited for on the direct path to a peer that shares no memory with it, in ns by name, or
+    None. Several things can be waited for at once."""
+    cdef uint64_t[6] ns
+    if not hx_direct_waits(<hx_comm *>address, peer, ns):
+        return None
+    return dict(zip(("all", "copy_out", "room", "data", "copy_in", "sum"), (ns[i] for i in range(6)), strict=True))
 
 
 def set_groups(uintptr_t address, groups):

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetccl.core import described, registry
@@ -25,7 +25,7 @@ from hetccl.core.cost import CostTable
 from hetccl.core.proof import check_proofs, proof
 from hetccl.core.ranks import RankSpec, check_size, parse_ranks
 from hetccl.core.store import Store, StoreView
-from hetccl.core.topology import Record, Topology, compute_topology
+from hetccl.core.topology import Record, Topology, compute_topology, fitting_chunk
 from hetccl.core.topology_file import TopologyFile
 from hetccl.core.tuning import adopt, load_tuning, mismatch, published
 from hetccl.core.vendor_comms import VendorComms
@@ -172,6 +172,8 @@ def _join(
         place=vendor.device_place,
         topology=file.digest if file else "",
         tuning=tuning.digest if tuning else "",
+        border_rate=float(config.border_rate),
+        inner_rate=vendor.inner_rate,
     )
     answer = {
         "record": record.to_json(),
@@ -322,6 +324,8 @@ def _publish(
     topology = compute_topology(records, chunk - chunk % 64)
     if file is not None:
         topology = described.apply(file, topology, records)
+    if not config.chunk_bytes:
+        topology = replace(topology, chunk_bytes=fitting_chunk(topology), _place={})
     many = len(set(topology.host_ids)) > 1
     rank0 = listener.listen_remote(config.socket_ifname, os.environ.get("MASTER_ADDR", "")) if many else []
     blob = {

@@ -12,6 +12,7 @@ hx_comm *hx_comm_new(int rank, int size)
     hx_comm *c = calloc(1, sizeof *c);
     if (!c)
         return NULL;
+    c->yields = HETCCL_WAIT_YIELDS;
     c->rank = rank;
     c->size = size;
     c->check = 1;
@@ -106,6 +107,7 @@ hx_work *hx_work_get(hx_comm *c, const hx_plan *p)
     w->source = -1;
     w->factor = 1.0;
     w->owner = NULL;
+    atomic_store_explicit(&w->prompt, 0, memory_order_relaxed);
     w->text[0] = 0;
     atomic_store_explicit(&w->finished, 0, memory_order_relaxed);
     return w;
@@ -389,52 +391,4 @@ void hx_comm_check(hx_comm *c)
         c->n_fail_ranks = peer >= 0;
         hx_fail(c, HETCCL_TIMED_OUT, "point-to-point");
     }
-}
-
-static int final(hx_work *w) { return atomic_load_explicit(&w->finished, memory_order_acquire) != 0; }
-static void drive_locked(hx_comm *c, hx_work *w, uint64_t until)
-{
-    uint32_t turn = 0;
-    while (!final(w)) {
-        if (hx_comm_progress(c, 1)) {
-            turn = 0;
-            continue;
-        }
-        if (!hetccl_wait_turn(&turn, c->pauses))
-            continue;
-        hx_comm_check(c);
-        if (atomic_load_explicit(&c->failed, memory_order_relaxed))
-            continue;
-        uint64_t now = hetccl_now_ns();
-        if (now >= until)
-            return;
-        /* stream devices and windows have no descriptor to sleep on */
-        int polls = !c->host_memory || hx_goes_direct(c);
-        hx_comm_sleep(c, polls ? 30000u : until - now);
-        turn = (uint32_t)c->pauses + (!polls ? HETCCL_WAIT_YIELDS / 2 : HETCCL_WAIT_YIELDS);
-    }
-}
-
-int hx_drive(hx_comm *c, hx_work *w, uint64_t slice_ns)
-{
-    uint64_t until = 0;
-    while (!final(w)) {
-        if (pthread_mutex_trylock(&c->driver) == 0) {
-            if (!until)
-                until = hetccl_now_ns() + slice_ns;
-            drive_locked(c, w, until);
-            pthread_mutex_unlock(&c->driver);
-            if (atomic_load_explicit(&c->pending, memory_order_acquire))
-                hx_engine_kick();
-        } else {                            /* somebody else drives: sleep until it has finished our work */
-            if (!until)
-                until = hetccl_now_ns() + slice_ns;
-            atomic_fetch_add_explicit(&w->waiting, 1, memory_order_seq_cst);
-            hetccl_futex_wait(&w->finished, 0, 1000000u);
-            atomic_fetch_sub_explicit(&w->waiting, 1, memory_order_seq_cst);
-        }
-        if (!final(w) && hetccl_now_ns() >= until)
-            return HETCCL_IN_PROGRESS;
-    }
-    return w->status;
 }

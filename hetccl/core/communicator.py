@@ -103,7 +103,7 @@ class Communicator(Collectives, Reports):
         self.tracing = Tracing(self._planner, config)
         self._core = Core(self.rank, self.size, self.tracing, failures, self.timeout)
         self.tracing.attach(self._core.address)
-        self._run = self.tracing.after(self._core.run)
+        self._run = self.tracing.after(self._core.run)  # `run` for who calls it all the time: one frame less
         island = joined.topology.island_of(self.rank)
         here = joined.topology.host_ids
         turns = {r: joined.records[r].process for r in island.ranks}

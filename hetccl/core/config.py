@@ -58,6 +58,7 @@ class Config:
     border_rate: int = 0
     device_path: str = "auto"
     cpu_threads: int = 1
+    kernel_cache: str = ""
     topology: str = ""
 
     @classmethod
@@ -430,5 +431,11 @@ VARIABLES: tuple[Variable, ...] = (
         "summed by a resident kernel, by a kernel a chunk, or by the host; or staged through private memory. auto: the "
         "fastest that works on all ranks. Where one rank says staged, all are.",
         _one_of("auto", "resident", "kernel", "host", "staged"),
+    ),
+    Variable(
+        "HETCCL_KERNEL_CACHE",
+        "off, or a folder",
+        "",
+        "Where kernels that were compiled for a device are kept. Unset: hetccl in the user's cache folder.",
     ),
 )

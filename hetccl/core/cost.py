@@ -175,7 +175,7 @@ class Costs:
     def _path(self, a: int, b: int) -> PathCost:
         name = self.path_name(a, b)
         base = self.table.paths.get(name) or PATHS[name]
-        if name == "shm":
+        if name == "shm" and not self.topology.shaped:
             return base
         one, other = self.topology.island_of(a), self.topology.island_of(b)
         link = self.topology.link(one.index, other.index)

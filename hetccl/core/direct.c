@@ -43,7 +43,12 @@ void hx_direct_begin(hx_work *w, const hx_step *s)
         for (int k = 0; k < f->n_peers; k++) {
             hx_window *win = w->comm->peers[f->peer[k]].window;
             st->out_begun[k] = st->out_ended[k] = st->in_begun[k] = st->in_ended[k] = 0;
-            atomic_store_explicit(&win->mine->announced, (uint64_t)w->sequence << 32 | w->fingerprint, memory_order_release);
+            uint64_t what = (uint64_t)w->sequence << 32 | w->fingerprint;
+            atomic_store_explicit(&win->mine->announced, what, memory_order_release);
+            if (win->copies) {
+                hx_wire_word(win, &win->mine->announced, what);
+                win->looked_ns = hetccl_now_ns();
+            }
         }
     }
 }
@@ -101,8 +106,11 @@ int hx_direct_publish(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, si
             break;
         if (rc != HETCCL_OK)
             return hx_direct_error(c, w, rc, "a copy to the host");
-        atomic_store_explicit(&r->shared->sent.value, ++r->ended, memory_order_release);
-        hx_sent(c, c->peers[f->peer[k]].window, hx_chunk_at(st, st->out_ended[k]++) * es);
+        size_t n = hx_chunk_at(st, st->out_ended[k]) * es;
+        if (hx_give(r, r->ended % c->direct->slots, n) != HETCCL_OK)
+            break;
+        st->out_ended[k]++;
+        hx_sent(c, c->peers[f->peer[k]].window, n);
     }
     return HETCCL_OK;
 }
@@ -219,12 +227,6 @@ static int take(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t e
     return HETCCL_OK;
 }
 
-static int all_taken(const hx_work *w, const hx_flow *f, int k)
-{
-    const hx_ring *r = &w->comm->peers[f->peer[k]].window->out[HETCCL_CHANNEL_CONTRIBUTE];
-    return atomic_load_explicit(&r->shared->taken.value, memory_order_relaxed) == r->begun;
-}
-
 int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, int *moved)
 {
     hx_comm *c = w->comm;
@@ -243,6 +245,9 @@ int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, i
         return rc;
     st->started = 1;
     for (int k = 0; k < f->n_peers && rc == HETCCL_OK; k++) {
+        hx_window *win = c->peers[f->peer[k]].window;
+        if (win->copies && (rc = hx_wire_move(c, w, win, f->peer[k], &all)) != HETCCL_OK)
+            return rc;
         if (hx_direct_gives(f, k)) {
             uint32_t limit = st->chunks;
             const char *base = st->src;
@@ -255,9 +260,10 @@ int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, i
             rc = give(w, f, st, k, base, limit, es, moved);
             all &= st->out_ended[k] == st->chunks;
             /* Two ranks that exchange also end together: one that came late would else end early, come early to the next
-             * exchange, and the time between them would never go away. */
-            if (f->kind == HX_FLOW_EXCHANGE)
-                all &= all_taken(w, f, k);
+             * exchange, and the time between them would never go away. And whoever has a copy of its own ends when nothing is
+             * on its way any more: it may close the link next. */
+            if (f->kind == HX_FLOW_EXCHANGE || win->copies)
+                all &= hx_all_taken(hx_direct_out(c, f, k));
         }
         if (rc == HETCCL_OK && takes_from(f, k)) {
             rc = take(w, f, st, k, es, moved);
@@ -270,6 +276,11 @@ int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, i
     }
     if (rc != HETCCL_OK)
         return rc;
+    for (int k = 0; k < f->n_peers; k++) {
+        hx_window *win = c->peers[f->peer[k]].window;
+        if (win->copies)
+            hx_wire_account(f, st, win, k, hx_direct_gives(f, k) ? hx_direct_out(c, f, k) : NULL, takes_from(f, k));
+    }
     st->done = all;
     if (all)
         hx_combiner_end(w, st);

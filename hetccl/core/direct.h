@@ -22,12 +22,13 @@
 #define HX_RINGS HETCCL_CHANNELS            /* contributions, results, data of messages */
 
 typedef struct hx_line {
-    _Atomic uint32_t value;
+    _Alignas(8) _Atomic uint32_t value;     /* words are put 8 bytes at a time */
     uint32_t pad[31];
 } hx_line;
 
 typedef struct hx_note {                    /* what lies in a slot */
-    uint32_t fingerprint, nbytes;
+    _Alignas(8) uint32_t fingerprint;
+    uint32_t nbytes;
 } hx_note;
 
 /* The shared words of one ring; free-running counts of chunks. */
@@ -74,7 +75,10 @@ typedef struct hx_ring {
     uint32_t begun, ended;                  /* chunks whose copy was begun; whose end the other side knows of */
     void *event[HX_MOST_SLOTS];             /* behind the copy of a slot, where a device makes it */
     hx_copy copy[HX_MOST_SLOTS];            /* else */
+    struct hx_window *wire;                 /* its window, if each rank has a copy of that; NULL: the memory is shared */
 } hx_ring;
+
+enum { HX_WAIT_ALL, HX_WAIT_COPY_OUT, HX_WAIT_ROOM, HX_WAIT_DATA, HX_WAIT_COPY_IN, HX_WAIT_SUM, HX_WAITS };
 
 typedef struct hx_window {
     hx_ring out[HX_RINGS], in[HX_RINGS];
@@ -85,6 +89,12 @@ typedef struct hx_window {
     char *arrived;                          /* device memory: contributions wait there, slot by slot, to be combined */
     uint32_t arrived_free;                  /* contributions combined so far */
     void *base;                             /* registered with the device, or NULL */
+    hx_peer *peer;
+    const char *start;
+    uint32_t slots;                         /* of its rings, and their bytes */
+    size_t slot_bytes;
+    uint64_t looked_ns, waits[HX_WAITS];    /* ns; only with copies */
+    int copies, status;                     /* each rank has a copy (direct_wire.c); its transport's failure */
     _Atomic uint64_t sent;                  /* bytes that this rank has sent through it */
 } hx_window;
 
@@ -156,7 +166,24 @@ static inline uint64_t hx_direct_sent(const hx_comm *c, int peer)
     return win ? atomic_load_explicit(&win->sent, memory_order_relaxed) : 0;
 }
 
+/* The six numbers of a window that each rank has a copy of; 0: it is none. */
+static inline int hx_direct_waits(const hx_comm *c, int peer, uint64_t *ns)
+{
+    const hx_window *win = c->peers[peer].window;
+    for (int i = 0; win && i < HX_WAITS; i++)
+        ns[i] = win->waits[i];
+    return win && win->copies;
+}
+
 static inline int hx_goes_direct(const hx_comm *c) { return c->direct && c->direct->agreed; }
+
+/* ---- direct_wire.c: of a window that each rank has a copy of */
+int hx_wire_word(hx_window *win, void *where, uint64_t value);          /* a failure shows in hx_wire_move */
+int hx_wire_chunk(hx_window *win, const hx_ring *r, uint32_t slot, size_t nbytes);   /* IN_PROGRESS: call again */
+/* Notes what a flow waits for: the time since the last look counts for each thing that is not there yet. */
+void hx_wire_account(const hx_flow *f, const hx_flow_state *st, hx_window *win, int k, const hx_ring *out, int takes);
+/* Moves what is under way along; *all stays set if nothing is left that this rank has put. */
+int hx_wire_move(hx_comm *c, hx_work *w, hx_window *win, int rank, int *all);
 
 /* ---- direct.c: as in flows.c */
 size_t hx_direct_chunk(const hx_comm *c, size_t nbytes);    /* bytes of a chunk of a message; both ends compute the same */
@@ -206,5 +233,22 @@ static inline int hx_slot_test(hx_comm *c, hx_ring *r, uint32_t slot)
 static inline void hx_taken(hx_ring *r)
 {
     atomic_store_explicit(&r->shared->taken.value, ++r->ended, memory_order_release);
+    if (r->wire)
+        hx_wire_word(r->wire, &r->shared->taken.value, r->ended);
+}
+
+/* Tells the receiver that the next slot's data is there. HETCCL_IN_PROGRESS: not yet, call again. */
+static inline int hx_give(hx_ring *r, uint32_t slot, size_t nbytes)
+{
+    int rc = r->wire ? hx_wire_chunk(r->wire, r, slot, nbytes) : HETCCL_OK;
+    if (rc == HETCCL_OK)
+        atomic_store_explicit(&r->shared->sent.value, ++r->ended, memory_order_release);
+    return rc;
+}
+
+/* Whether the receiver has taken all that was sent. */
+static inline int hx_all_taken(const hx_ring *r)
+{
+    return atomic_load_explicit(&r->shared->taken.value, memory_order_acquire) == r->begun;
 }
 #endif

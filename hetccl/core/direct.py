@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether all ranks of a communicator take the direct path between their devices (docs/design/device-path.md).
 
-A plan of one rank fits only the plans of the others, so it is all or none. Every rank of the host tries to open its
-half, writes the answer on the arrival board and reads those of the others.
+A plan of one rank fits only the plans of the others, so it is all or none. Every rank tries to open its half and says
+whether it could: on the arrival board where all are on one host, else through the store, where rank 0 gathers the
+answers and publishes them.
 """
 
 from __future__ import annotations
@@ -33,19 +34,21 @@ def agree(core: Core, joined: Joined, wanted: str, threads: int) -> bool:
     """
     topology, control = joined.topology, joined.control
     devices = any(not i.host_memory for i in topology.islands)
-    if len(topology.islands) == 1 or not devices or len(set(topology.host_ids)) > 1 or joined.combine != "auto":
+    if len(topology.islands) == 1 or not devices or joined.combine != "auto":
         return False
+    many = len(set(topology.host_ids)) > 1
     said = "HETCCL_DEVICE_PATH=staged" if wanted == "staged" else ""
     if not said:
         hosts = any(i.host_memory for i in topology.islands)
         said = core.open_direct(HOW[wanted], not shares_device(joined.records, control.rank), hosts, threads)
     answer = NO if said else YES | SPINS * core.spins
-    _board.set_direct(control.address, control.rank, answer)
-    answers = _answers(joined)
+    answers = _stored(joined, answer) if many else _on_board(joined, answer)
     if any(a & NO for a in answers):
         core.agree_direct(None)
         if said and wanted != "staged":
-            log.warning(
+            # Between hosts staging may be all that a transport offers: with RDMA it is nearly as fast.
+            log.log(
+                logging.INFO if many else logging.WARNING,
                 "rank %d cannot take the direct path between devices, so all ranks stage what crosses islands, which "
                 "is several times slower: %s",
                 control.rank,
@@ -64,8 +67,19 @@ def shares_device(records: list[Record], rank: int) -> bool:
     return not mine.place or places[(mine.host_id, mine.place)] > 1
 
 
-def _answers(joined: Joined) -> list[int]:
+def _stored(joined: Joined, answer: int) -> list[int]:
+    """One put a rank, one published by rank 0."""
+    view, rank, size = joined.view, joined.control.rank, joined.control.size
+    view.put(f"direct/{rank}", bytes([answer]))
+    if rank == 0:
+        found = view.take_all({r: f"direct/{r}" for r in range(size)}, "connect")
+        view.put("direct", b"".join(found[r] for r in range(size)))
+    return list(view.take("direct", "connect", 0))
+
+
+def _on_board(joined: Joined, answer: int) -> list[int]:
     control = joined.control
+    _board.set_direct(control.address, control.rank, answer)
     checked = time.monotonic()
     while True:
         answers = [_board.direct(control.address, r) for r in range(control.size)]

@@ -45,7 +45,9 @@ int hx_p2p_push(hx_comm *c, plink *l, int *moved)
     hx_work *w = l->active;
     hx_ring *r = &c->peers[l->peer].window->out[HETCCL_CHANNEL_P2P];
     size_t chunk = hx_direct_chunk(c, w->nbytes), n;
-    int rc;
+    int rc, all = 1;
+    if (r->wire && (rc = hx_wire_move(c, w, r->wire, l->peer, &all)) != HETCCL_OK)
+        return rc;
     for (; l->active_begun < w->nbytes; l->active_begun += n, r->begun++, *moved = 1) {
         uint32_t full = r->begun - atomic_load_explicit(&r->shared->taken.value, memory_order_acquire), slot = r->begun % c->direct->slots;
         n = part(l->active_begun, w->nbytes, chunk);
@@ -62,9 +64,11 @@ int hx_p2p_push(hx_comm *c, plink *l, int *moved)
         n = part(l->active_sent, w->nbytes, chunk);
         if ((rc = ended(c, w, r)) != HETCCL_OK)
             return rc;
-        atomic_store_explicit(&r->shared->sent.value, ++r->ended, memory_order_release);
+        if ((rc = hx_give(r, r->ended % c->direct->slots, n)) != HETCCL_OK)
+            return rc;
     }
-    return l->active_sent == w->nbytes ? HETCCL_OK : HETCCL_IN_PROGRESS;
+    all &= !r->wire || hx_all_taken(r);
+    return all && l->active_sent == w->nbytes ? HETCCL_OK : HETCCL_IN_PROGRESS;
 }
 
 int hx_p2p_pull(hx_comm *c, plink *l, int *moved)
@@ -72,7 +76,9 @@ int hx_p2p_pull(hx_comm *c, plink *l, int *moved)
     hx_work *w = l->into;
     hx_ring *r = &c->peers[l->peer].window->in[HETCCL_CHANNEL_P2P];
     size_t chunk = hx_direct_chunk(c, w->nbytes), n;
-    int rc;
+    int rc, all = 1;
+    if (r->wire && (rc = hx_wire_move(c, w, r->wire, l->peer, &all)) != HETCCL_OK)
+        return rc;
     for (; l->into_begun < w->nbytes; l->into_begun += n, r->begun++, *moved = 1) {
         uint32_t there = atomic_load_explicit(&r->shared->sent.value, memory_order_acquire) - r->begun, slot = r->begun % c->direct->slots;
         n = part(l->into_begun, w->nbytes, chunk);

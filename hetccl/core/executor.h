@@ -75,6 +75,7 @@ typedef struct hx_lane_state {
     int64_t iteration;
     int32_t index;                     /* position in plan->lane_steps */
     int32_t running;                   /* a vendor call is on the lane thread, or flows are under way */
+    int32_t turn;                      /* which flow of the step that is under way tries first */
 } hx_lane_state;
 
 typedef struct hx_work {
@@ -102,6 +103,7 @@ typedef struct hx_work {
     _Atomic uint32_t waiting;          /* somebody sleeps on `finished` */
     int32_t status;
     int32_t asynchronous;
+    _Atomic uint32_t prompt;           /* somebody has to be told of its end at once */
     int32_t source;                    /* rank that a recv from any source got its message from */
     void *owner;                       /* the Python object, for the completion thread */
     /* streams: streamed.c */
@@ -124,6 +126,8 @@ typedef struct hx_work {
 typedef struct hx_comm {
     int32_t rank, size;
     int32_t pauses, forked, check;     /* check: meet on the board before blocking vendor calls */
+    uint32_t yields;                   /* before the driver sleeps: HETCCL_WAIT_YIELDS, fewer after long waits */
+    uint64_t news_ns;                  /* when the device last ended something that the driver waits for */
     const hetccl_device_ops *dev;
     void *dev_ctx;
     const hetccl_ccl_ops *ccl;
@@ -283,7 +287,10 @@ void hx_engine_add(hx_comm *c);                          /* the progress thread 
 void hx_engine_remove(hx_comm *c);
 void hx_engine_kick(void);
 void hx_engine_stop(void);
+void hx_engine_look(int soon);                           /* a kick; with `soon`, unless it looks within a millisecond anyway */
 void hx_completed_push(hx_work *w);
+void hx_completed_look(void);                            /* wakes whoever waits in hx_completed_pop */
+hx_work *hx_completed_quiet(void);                       /* one of which nobody wants to know at once, or NULL */
 hx_work *hx_completed_pop(uint64_t timeout_ns);          /* blocks up to timeout_ns */
 void hx_engine_after_fork(void);
 

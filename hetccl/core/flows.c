@@ -21,6 +21,7 @@ static int flow_error(hx_work *w, hx_peer *p, int rank, int rc)
 
 void hx_flows_begin(hx_work *w, const hx_step *s, int64_t segment)
 {
+    w->lane[HX_LANE_BORDER].turn = 0;
     for (int i = s->first_flow; i < s->first_flow + s->n_flows; i++) {
         const hx_flow *f = &w->plan->flows[i];
         hx_flow_state *st = &w->flow[i];
@@ -280,14 +281,18 @@ static int blocked(const hx_work *w, const hx_flow *f)
     return 0;
 }
 
+/* One chunk of every flow that can go. The flow after the last one that sent begins the next pass: on a link that takes one
+ * chunk at a time all get their turn, else the first would fill its peer's memory while the others' peers have nothing to do. */
 int hx_flows_progress(hx_work *w, const hx_step *s, int *moved)
 {
+    int32_t *turn = &w->lane[HX_LANE_BORDER].turn;
+    uint64_t left = atomic_load_explicit(&w->comm->border_sent, memory_order_relaxed);
     size_t es = hetccl_dtype_size(w->plan->dtype), chunk = w->comm->chunk_bytes / es;
-    int all = 1;
-    for (int i = s->first_flow; i < s->first_flow + s->n_flows; i++) {
+    int all = 1, first = *turn;
+    for (int k = 0; k < s->n_flows; k++) {
+        int i = s->first_flow + (first + k) % s->n_flows, rc;
         const hx_flow *f = &w->plan->flows[i];
         hx_flow_state *st = &w->flow[i];
-        int rc;
         if (st->done)
             continue;
         if (blocked(w, f)) {
@@ -304,6 +309,10 @@ int hx_flows_progress(hx_work *w, const hx_step *s, int *moved)
         case HX_FLOW_PASS: rc = run_own(w, f, st, chunk, es, moved); break;
         default: rc = run_exchange(w, f, st, chunk, es, moved); break;
         }
+        uint64_t now = atomic_load_explicit(&w->comm->border_sent, memory_order_relaxed);
+        if (now != left)
+            *turn = (first + k + 1) % s->n_flows;
+        left = now;
         if (rc > HETCCL_IN_PROGRESS)
             return rc;
         all &= st->done;

@@ -354,7 +354,7 @@ int hx_p2p_stage(hx_comm *c, hx_work *w)
     }
     if (rc == HETCCL_OK && w->has_caller) {
         rc = hx_mark_caller(c, w);
-        if (rc == HETCCL_OK)
+        if (rc == HETCCL_OK && w->has_caller)
             rc = c->dev->stream_wait_event(c->dev_ctx, c->stream, w->edge[0]);
     }
     if (rc == HETCCL_OK && w->sending) {

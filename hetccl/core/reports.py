@@ -84,6 +84,18 @@ class Reports:
             "plan_cache_misses": self._core.cache.misses,
         }
 
+    def wire_times(self) -> dict[int, dict[str, dict[str, int]]]:
+        """Where the time of transfers between devices goes that share no memory, by peer, in ns since the communicator
+        was made. `waits` of the thread that drives: "all" in operations; of the others several may pass at once:
+        "copy_out" of the device, "room" (the wire and the peer behind it), "data" that comes in, "copy_in" to the
+        device, "sum". `threads`: those of the transport, all sockets together."""
+        found = {}
+        for peer, (name, endpoint) in self._endpoints.items():
+            waits = _state.direct_waits(self._core.address, peer)
+            if waits is not None:
+                found[peer] = {"waits": waits, "threads": self._joined.tables[name].put_threads(endpoint)}
+        return found
+
     def describe(self) -> list[dict[str, Any]]:
         """Who is where: one dict a rank with rank, host, vendor, device and island."""
         t = self._topology

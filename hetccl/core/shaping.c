@@ -183,7 +183,7 @@ int hx_shape(hx_shaped *s, const hetccl_transport_ops *inner, void *ctx, hx_rate
     s->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     s->ops = (hetccl_transport_ops){
         .version = HETCCL_SPI_VERSION, .size = sizeof(hetccl_transport_ops),
-        .caps = inner->caps & ~(uint64_t)(HETCCL_TRANSPORT_ONE_SIDED | HETCCL_TRANSPORT_WINDOW), .max_message = inner->max_message,
+        .caps = inner->caps & ~(uint64_t)(HETCCL_TRANSPORT_ONE_SIDED | HETCCL_TRANSPORT_WINDOW | HETCCL_TRANSPORT_PUT), .max_message = inner->max_message,
         .last_error = shaped_last_error, .send = shaped_send, .recv = shaped_recv, .reserve = shaped_reserve,
         .commit = shaped_commit, .peek = shaped_peek, .release = shaped_release, .progress = shaped_progress,
         .wait_fds = shaped_wait_fds, .arm = shaped_arm, .disarm = shaped_disarm, .counters = shaped_counters,

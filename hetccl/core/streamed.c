@@ -41,6 +41,10 @@ int hx_mark_caller(hx_comm *c, hx_work *w)
                  "islands, uses host memory or scratch, or comes behind one that does. Capture only operations inside one island");
         return HETCCL_UNSUPPORTED;
     }
+    if (c->dev->stream_query(c->dev_ctx, w->caller) == HETCCL_OK) {
+        w->has_caller = 0;                  /* nothing is there to come behind: no stream need wait for another */
+        return HETCCL_OK;
+    }
     int rc = record(c, &w->edge[0], w->caller);
     if (rc != HETCCL_OK)
         snprintf(w->text, sizeof w->text, "%s", c->dev->last_error(c->dev_ctx));

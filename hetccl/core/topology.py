@@ -14,7 +14,10 @@ from typing import Any
 from hetccl.core.border import Border
 from hetccl.types import DType, RedOp
 
-__all__ = ["Island", "IslandLink", "Record", "Topology", "compute_topology"]
+__all__ = ["Island", "IslandLink", "Record", "Topology", "compute_topology", "fitting_chunk"]
+
+CHUNK_S = 1e-3  # that a wire message may take on the slowest border link,
+LEAST_CHUNK = 64 << 10  # as long as it has as many bytes as this
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Record:
     place: str = ""  # where the device sits, equal only for ranks that share it; "" if unknown
     topology: str = ""  # digest of the topology file that this rank was given
     tuning: str = ""  # digest of the rank's own tuning file
+    border_rate: float = 0.0  # bytes a second that HETCCL_BORDER_RATE leaves this rank each way; 0: all there is
+    inner_rate: float = 0.0  # bytes a second that the vendor says its library moves inside, a rank; 0: unknown
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -165,6 +170,7 @@ class Topology:
     devices: tuple[str, ...] = ()
     links: tuple[IslandLink, ...] = ()  # pairs of islands of which something is known
     source: str = ""  # digest of the topology file, "" without one
+    shaped: bool = False  # HETCCL_BORDER_RATE slows all paths between islands, those within a host as well
     _place: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
 
     def place(self, rank: int) -> tuple[int, int]:
@@ -264,6 +270,8 @@ def compute_topology(records: Sequence[Record], chunk_bytes: int) -> Topology:
             tuple(_and(r.reduce_mask[d] for r in group) for d in range(len(group[0].reduce_mask))),
             _and(r.move_mask for r in group),
             _and(r.calls for r in group),
+            speeds=tuple(r.border_rate for r in group) if all(r.border_rate for r in group) else (),
+            inner_rate=min(r.inner_rate for r in group),
         )
         for index, group in enumerate(ordered)
     )
@@ -274,7 +282,18 @@ def compute_topology(records: Sequence[Record], chunk_bytes: int) -> Topology:
         tuple(r.host for r in records),
         tuple(r.host_id for r in records),
         tuple(r.device for r in records),
+        shaped=any(r.border_rate for r in records),
     )
+
+
+def fitting_chunk(topology: Topology) -> int:
+    """Bytes of a wire message: less than the transports allow where a link is so slow that one would take long. What
+    comes back is a chunk or two behind what goes out, and for so long the link idles at the end of every segment."""
+    slowest = min((speed for i in topology.islands for speed in i.speeds), default=0.0)
+    if not slowest:
+        return topology.chunk_bytes
+    fitting = 1 << max(0, int(slowest * CHUNK_S).bit_length() - 1)
+    return min(topology.chunk_bytes, max(LEAST_CHUNK, fitting))
 
 
 def _and(masks: Any) -> int:

@@ -168,10 +168,10 @@ def with_border(island: Island, entry: IslandEntry, hosts: dict[int, str]) -> Is
     return replace(
         island,
         border=border if border != island.ranks else (),
-        speeds=_speeds(border, island.ranks, entry, hosts),
+        speeds=_speeds(border, island.ranks, entry, hosts) or _known_speeds(border, island),
         latency=entry.latency,
         rails=entry.rails,
-        inner_rate=entry.inner_rate,
+        inner_rate=entry.inner_rate or island.inner_rate,
         inner_latency=entry.inner_latency,
         border_why=why,
     )
@@ -195,6 +195,11 @@ def choose_border(ranks: Sequence[int], entry: IslandEntry, hosts: dict[int, str
     chosen = tuple(sorted(sorted(ranks, key=merit)[: entry.border]))
     reason = "hosts in turn" + (", fastest rails first" if len(set(entry.rails)) > 1 else "")
     return chosen, f"border: {entry.border} in {entry.border_where}, {reason}"
+
+
+def _known_speeds(border: Sequence[int], island: Island) -> tuple[float, ...]:
+    """What the ranks say themselves of their speeds."""
+    return tuple(island.speeds[island.ranks.index(r)] for r in border) if island.speeds else ()
 
 
 def _local_numbers(ranks: Sequence[int], hosts: dict[int, str]) -> dict[int, int]:

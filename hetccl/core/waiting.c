@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Waiting: whom for, how to sleep until something happens, and how to wake who sleeps.
+ * Waiting: whom for, how to sleep until something happens, and how to wake who sleeps. Driving a work to its end is waiting,
+ * too: looks at once after something has moved, then yields, then sleep (docs/design/waiting.md).
  */
-#include "executor.h"
+#include "direct.h"
 #include <poll.h>
 
 void hx_kick(hx_comm *c)
@@ -75,4 +76,107 @@ void hx_work_waiting(hx_work *w, int32_t *ranks, int32_t *n, int32_t max, const 
             if (w->comm->island_ranks[i] != w->comm->rank)
                 ranks[(*n)++] = w->comm->island_ranks[i];
     }
+}
+
+static int final(hx_work *w) { return atomic_load_explicit(&w->finished, memory_order_acquire) != 0; }
+
+#define HX_LONG_NS 150000u          /* a wait that one should have slept through */
+#define HX_LEAST_YIELDS 32u
+#define HX_LOOK_NS 30000u           /* between two looks at what has no descriptor to sleep on ... */
+#define HX_MOST_LOOK_NS 1000000u    /* ... or at most, while it is not what holds a work up */
+
+/* Whether a work waits for its peers' messages, which wake a sleeper, and for nothing else that does not. */
+static int awaits_messages(const hx_comm *c, const hx_work *w)
+{
+    return w->plan && !w->streamed && !w->plan->device_sums && !hx_goes_direct(c) && w->lane[HX_LANE_BORDER].running &&
+           atomic_load_explicit(&c->pending, memory_order_acquire) == 1 &&
+           !atomic_load_explicit(&c->failed, memory_order_relaxed);
+}
+
+/* How long to sleep at most. Streams of a device and windows have no descriptor. While messages come in, a device that is
+ * at work beside them is looked at the rarer the longer nothing has come of it. */
+static uint64_t nap(const hx_comm *c, const hx_work *w, uint64_t now, uint64_t until)
+{
+    uint64_t look = HX_LOOK_NS, rest = until - now;
+    if (c->host_memory && !hx_goes_direct(c))
+        return rest;
+    if (awaits_messages(c, w)) {
+        look = w->event_head < w->event_tail ? (now - c->news_ns) / 16 : HX_MOST_LOOK_NS;
+        look = look < HX_LOOK_NS ? HX_LOOK_NS : look > HX_MOST_LOOK_NS ? HX_MOST_LOOK_NS : look;
+    }
+    return look < rest ? look : rest;
+}
+
+/* The next wait will be about as long as this one: after a long one the driver gives up its core sooner. */
+static void learn(hx_comm *c, uint64_t began)
+{
+    if (hetccl_now_ns() - began <= HX_LONG_NS)
+        c->yields = HETCCL_WAIT_YIELDS;
+    else if (c->yields > HX_LEAST_YIELDS)
+        c->yields /= 2;
+}
+
+static void drive_locked(hx_comm *c, hx_work *w, uint64_t until)
+{
+    uint32_t turn = 0, pauses = (uint32_t)c->pauses;
+    uint64_t began = 0;                     /* of a wait that is no longer short */
+    int32_t seen = w->event_head;
+    c->news_ns = 0;
+    while (!final(w)) {
+        if (hx_comm_progress(c, 1)) {
+            if (began)
+                learn(c, began);
+            turn = 0;
+            began = 0;
+            continue;
+        }
+        if (turn++ < pauses) {
+            hetccl_pause();
+            continue;
+        }
+        if (turn >= pauses + HX_LEAST_YIELDS && !began)
+            began = hetccl_now_ns();
+        if (turn < pauses + c->yields) {
+            sched_yield();
+            continue;
+        }
+        hx_comm_check(c);
+        if (atomic_load_explicit(&c->failed, memory_order_relaxed))
+            continue;
+        uint64_t now = hetccl_now_ns();
+        if (now >= until)
+            return;
+        if (!c->news_ns || seen != w->event_head) {
+            c->news_ns = now;
+            seen = w->event_head;
+        }
+        uint64_t most = nap(c, w, now, until);
+        hx_comm_sleep(c, most);
+        turn = pauses + c->yields - (most > HX_MOST_LOOK_NS ? c->yields / 2 : 1);
+    }
+}
+
+/* Moves a work to its end, or for slice_ns. */
+int hx_drive(hx_comm *c, hx_work *w, uint64_t slice_ns)
+{
+    uint64_t until = 0;
+    while (!final(w)) {
+        if (pthread_mutex_trylock(&c->driver) == 0) {
+            if (!until)
+                until = hetccl_now_ns() + slice_ns;
+            drive_locked(c, w, until);
+            pthread_mutex_unlock(&c->driver);
+            if (atomic_load_explicit(&c->pending, memory_order_acquire))
+                hx_engine_kick();
+        } else {                            /* somebody else drives: sleep until it has finished our work */
+            if (!until)
+                until = hetccl_now_ns() + slice_ns;
+            atomic_fetch_add_explicit(&w->waiting, 1, memory_order_seq_cst);
+            hetccl_futex_wait(&w->finished, 0, 1000000u);
+            atomic_fetch_sub_explicit(&w->waiting, 1, memory_order_seq_cst);
+        }
+        if (!final(w) && hetccl_now_ns() >= until)
+            return HETCCL_IN_PROGRESS;
+    }
+    return w->status;
 }

@@ -7,11 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int make_ring(hx_comm *c, hx_ring *r, hx_side *side, char *base, int who, int channel)
+static int make_ring(hx_comm *c, hx_window *win, hx_ring *r, hx_side *side, char *base, int who, int channel)
 {
     r->shared = &side->ring[channel];
     r->data = base + HX_RING_AT(who, channel);
     r->begun = r->ended = 0;
+    r->wire = win->copies ? win : NULL;
     for (uint32_t i = 0; i < c->direct->slots && !c->host_memory; i++) {
         int rc = c->dev->event_create(c->dev_ctx, &r->event[i]);
         if (rc != HETCCL_OK)
@@ -32,14 +33,19 @@ static int open_window(hx_comm *c, hx_peer *p, char *text, size_t room)
     if (!win)
         return HETCCL_NO_MEMORY;
     char *base = a.ptr;
+    win->start = base;
+    win->peer = p;
+    win->copies = a.copies != 0;
+    win->slots = c->direct->slots;
+    win->slot_bytes = c->direct->slot_bytes;
     win->mine = (hx_side *)(base + HX_SIDE_AT(a.side));
     win->theirs = (hx_side *)(base + HX_SIDE_AT(!a.side));
     win->words_out = base + HX_WORDS_AT(a.side);
     win->words_in = base + HX_WORDS_AT(!a.side);
     for (int ch = 0; ch < HX_RINGS && rc == HETCCL_OK; ch++) {
-        rc = make_ring(c, &win->out[ch], win->mine, base, a.side, ch);
+        rc = make_ring(c, win, &win->out[ch], win->mine, base, a.side, ch);
         if (rc == HETCCL_OK)
-            rc = make_ring(c, &win->in[ch], win->theirs, base, !a.side, ch);
+            rc = make_ring(c, win, &win->in[ch], win->theirs, base, !a.side, ch);
     }
     if (rc == HETCCL_OK && !c->host_memory) {
         if (c->dev->caps & HETCCL_DEVICE_REGISTER) {
@@ -118,7 +124,7 @@ void hx_direct_agree(hx_comm *c, const uint8_t *spinning)
 {
     for (int r = 0; r < c->size; r++)
         if (c->peers[r].window)
-            c->peers[r].window->spins = c->direct->may_spin && spinning[r];
+            c->peers[r].window->spins = c->direct->may_spin && spinning[r] && !c->peers[r].window->copies;
     c->direct->agreed = 1;
 }
 

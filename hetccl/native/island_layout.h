@@ -14,11 +14,11 @@
 #include "hetccl/spi.h"
 #include "island.h"
 
-#define ISLAND_LAYOUT 1u                      /* changes whenever anything below does */
+#define ISLAND_LAYOUT 2u                      /* changes whenever anything below does */
 #define ISLAND_SMALL ((size_t)4096)           /* bytes that go in one exchange */
 #define ISLAND_INLINE ((size_t)56)            /* bytes that travel in the flag's own cache line */
 #ifndef ISLAND_SLOT
-#define ISLAND_SLOT ((size_t)131072)          /* bytes of a ring slot; an operation divides it into lanes */
+#define ISLAND_SLOT ((size_t)65536)           /* bytes of a ring slot; an operation divides it into lanes */
 #endif
 #ifndef ISLAND_SLOTS
 #define ISLAND_SLOTS 4u

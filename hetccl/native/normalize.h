@@ -33,6 +33,7 @@ HETCCL_STUB(vreduce, void *c, const hetccl_reduce_args *a)
 HETCCL_STUB(vresident, void *c, const hetccl_resident_args *a)
 HETCCL_STUB(vwords, void *c, const hetccl_exchange_args *a)
 HETCCL_STUB(vwindow, void *c, void *ep, hetccl_window_args *a)
+HETCCL_STUB(vwput, void *c, void *ep, const hetccl_window_put *p)
 HETCCL_STUB(vpzi, void *c, void *a, size_t n, int *fd)
 HETCCL_STUB(vkpp, void *c, const void *a, void **b)
 HETCCL_STUB(vpu_p, void *c, void *a, uint32_t *n)
@@ -103,6 +104,7 @@ static inline int hetccl_normalize_device(hetccl_device_ops *out, const hetccl_d
     HETCCL_FIX(is_capturing, vp);
     HETCCL_FIX(reduce_resident, vresident);
     HETCCL_FIX(exchange_words, vwords);
+    HETCCL_FIX(stream_query, vp);
     return HETCCL_OK;
 }
 
@@ -156,6 +158,8 @@ static inline int hetccl_normalize_transport(hetccl_transport_ops *out, const he
     HETCCL_FIX(cancel, vp);
     HETCCL_FIX(answer, vmsg);
     HETCCL_FIX(window, vwindow);
+    HETCCL_FIX(window_put, vwput);
+    HETCCL_FIX(window_test, vp);
     return HETCCL_OK;
 }
 #undef HETCCL_COPY_HEAD

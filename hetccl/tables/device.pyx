@@ -136,6 +136,10 @@ cdef class DeviceTable:
             status = self.ops.stream_sync(self.ctx, <void *>stream)
         self.check(status, "stream_sync")
 
+    def stream_query(self, uintptr_t stream=0):
+        """Whether all that the stream held has ended. Raises `UnsupportedError` where the device cannot tell."""
+        return self.check(self.ops.stream_query(self.ctx, <void *>stream), "stream_query") == HETCCL_OK
+
     def stream_wait_event(self, uintptr_t stream, uintptr_t event):
         """Makes later work of the stream wait for the event."""
         self.check(self.ops.stream_wait_event(self.ctx, <void *>stream, <void *>event), "stream_wait_event")

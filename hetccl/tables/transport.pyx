@@ -3,7 +3,7 @@
 
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport uint32_t, uintptr_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
 from hetccl.spi cimport *
@@ -152,6 +152,44 @@ cdef class TransportTable:
         self.check(self.ops.counters(self.ctx, <void *>ep, &c), "counters")
         return {"bytes_sent": c.bytes_sent, "bytes_received": c.bytes_received,
                 "messages_sent": c.messages_sent, "messages_received": c.messages_received}
+
+    def put_threads(self, uintptr_t ep):
+        """dict of how many threads carry this end's puts and for how long, in ns together, they sent, received and had
+        nothing to send; zeros without HETCCL_TRANSPORT_PUT."""
+        cdef hetccl_transport_counters c
+        memset(&c, 0, sizeof(c))
+        c.size = sizeof(c)
+        self.check(self.ops.counters(self.ctx, <void *>ep, &c), "counters")
+        return {"threads": c.put_threads, "send_ns": c.put_send_ns, "receive_ns": c.put_receive_ns,
+                "idle_ns": c.put_idle_ns}
+
+    @property
+    def copies(self):
+        """True if each rank of a link may have its own copy of the window, with `window_put`."""
+        return bool(self.ops.caps & HETCCL_TRANSPORT_PUT)
+
+    def window(self, uintptr_t ep, size_t nbytes):
+        """(address, side, whether each rank has a copy) of the link's window."""
+        cdef hetccl_window_args a
+        memset(&a, 0, sizeof(a))
+        a.size = sizeof(a)
+        a.nbytes = nbytes
+        self.check(self.ops.window(self.ctx, <void *>ep, &a), "window")
+        return <uintptr_t>a.ptr, a.side, bool(a.copies)
+
+    def window_put(self, uintptr_t ep, uint64_t at, uint64_t nbytes, words=()):
+        """Puts bytes of the own copy into the peer's, then up to two `words`: (offset, value). False: call again."""
+        cdef hetccl_window_put p
+        memset(&p, 0, sizeof(p))
+        p.size = sizeof(p)
+        p.at, p.nbytes, p.n_words = at, nbytes, len(words)
+        for i, (where, value) in enumerate(words[:2]):
+            p.word[i].at, p.word[i].value = where, value
+        return self.check(self.ops.window_put(self.ctx, <void *>ep, &p), "window_put") == HETCCL_OK
+
+    def window_test(self, uintptr_t ep):
+        """Moves puts of both directions along. True when all of this rank's have left."""
+        return self.check(self.ops.window_test(self.ctx, <void *>ep), "window_test") == HETCCL_OK
 
     def ep_error(self, uintptr_t ep):
         """Raises the endpoint's error, if it has one (`PeerLostError` when the peer has gone)."""

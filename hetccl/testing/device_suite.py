@@ -244,6 +244,23 @@ class DeviceSuite:
             device.event_destroy(event)
             device.flag_free(flag)
 
+    def test_a_stream_says_when_it_is_empty(self, device: DeviceTable, stream: int) -> None:
+        """Or that it cannot tell."""
+        block = device.alloc(1 << 20)
+        try:
+            try:
+                device.stream_query(stream)
+            except UnsupportedError:
+                return
+            device.memset(block, 7, 1 << 20, stream)
+            device.stream_sync(stream)
+            assert device.stream_query(stream)
+            device.memset(block, 9, 1 << 20, stream)
+            _until(lambda: device.stream_query(stream), "the stream does not become empty")
+            assert _read(device, block, 1 << 20) == bytes([9]) * (1 << 20)
+        finally:
+            device.free(block)
+
     def test_no_stream_is_capturing(self, device: DeviceTable, stream: int) -> None:
         if device.caps & CAPTURE:
             assert not device.is_capturing(stream)

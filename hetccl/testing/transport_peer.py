@@ -109,6 +109,11 @@ class Peer:
             assert time.monotonic() < deadline, f"{what} has not succeeded within {timeout:g} s"
             time.sleep(0)  # let the peer run where cores are few
 
+    def close(self, link: int) -> None:
+        """Closes one link: nothing pushes it along any more."""
+        self._links.remove(link)
+        self.table.ep_close(link)
+
     def finish(self) -> None:
         """Waits for all ranks, so that no one closes a link that another still reads."""
         self.barrier(f"finish{self.turn}")

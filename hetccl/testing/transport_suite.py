@@ -72,6 +72,10 @@ class TransportSuite:
         slept, _ = self.ranks(sleep_body, 2)
         assert 0.2 < slept < 5
 
+    def test_windows(self) -> None:
+        """With HETCCL_TRANSPORT_WINDOW: what is written, and put where each rank has a copy, comes before its word."""
+        assert self.ranks(window_body, 2) == [[], []]
+
     def test_two_links_and_three_ranks(self) -> None:
         assert self.ranks(mesh_body, 3) == [[]] * 3
 
@@ -292,7 +296,7 @@ def killed_body(rank: int, size: int, name: str, notices: bool) -> float:
             assert not peer.table.recv(link, buffer, 0, 2), "received from a dead peer"
             peer.table.send(link, buffer, 1, 2)
             time.sleep(0.01)
-        peer.table.ep_close(link)
+        peer.close(link)
         return 0.0
 
 
@@ -302,7 +306,7 @@ def closed_body(rank: int, size: int, name: str) -> list[str]:
         if rank == 1:
             peer.send(link, np.arange(100, dtype=np.uint8), 0, 1)
             peer.wait("got")
-            peer.table.ep_close(link)
+            peer.close(link)
             peer.wait("done")
             return []
         wrong = [] if peer.recv(link, 100, 0, 1).tobytes() == bytes(range(100)) else ["the last message is wrong"]
@@ -315,6 +319,54 @@ def closed_body(rank: int, size: int, name: str) -> list[str]:
         finally:
             peer.meeting.put("done", b"")
         return wrong
+
+
+def window_body(rank: int, size: int, name: str) -> list[str]:
+    """Both ranks fill slots of four and take the other's, 80 of sizes around every seam, both ways at once."""
+    slot, sizes = 4 << 20, (1, 8, 65_536, 65_537, 300_001, 1 << 20, (1 << 20) + 1, 4 << 20)
+    wrong: list[str] = []
+    with Peer(rank, size, name) as peer:
+        link, table = peer.connect(1 - rank), peer.table
+        if not table.caps & (1 << 8):
+            return wrong
+        base, side, copies = table.window(link, 64 << 20)
+        assert table.window(link, 64 << 20) == (base, side, copies)
+        memory = np.ctypeslib.as_array(ctypes.cast(base, ctypes.POINTER(ctypes.c_uint8)), (64 << 20,))
+        words = memory[:4096].view(np.uint64)
+        sent, taken = side * 16, 64 + side * 16  # words; the other rank's with 1 - side
+        theirs, their_taken = (1 - side) * 16, 64 + (1 - side) * 16
+        assert not memory[: 1 << 20].any() or copies is False
+        peer.barrier("mapped")
+
+        def tell(at: int, nbytes: int, word: int, value: int) -> None:
+            if copies:
+                peer.until(lambda: table.window_put(link, at, nbytes, [(word * 8, value)]) or None, "put", link)
+            words[word] = value
+
+        given = got = 0
+        deadline = time.monotonic() + 40
+        while given < 80 or got < 80:
+            if copies:
+                table.window_test(link)
+            if given < 80 and given - int(words[taken]) < 4:
+                nbytes = sizes[given % 8]
+                at = (8 << 20) + (side * 4 + given % 4) * slot
+                memory[at : at + nbytes] = oracle.moved(DType.UINT8, rank, nbytes, given)
+                tell(at, nbytes, sent, given + 1)
+                given += 1
+            if got < int(words[theirs]):
+                nbytes = sizes[got % 8]
+                at = (8 << 20) + ((1 - side) * 4 + got % 4) * slot
+                if not np.array_equal(memory[at : at + nbytes], oracle.moved(DType.UINT8, 1 - rank, nbytes, got)):
+                    wrong.append(f"what was put as number {got}, {nbytes} bytes, is not what lies there")
+                got += 1
+                tell(0, 0, their_taken, got)
+            assert time.monotonic() < deadline, f"{given} given, {got} got, {int(words[taken])} taken after 40 s"
+            time.sleep(0)
+        while copies and not table.window_test(link):
+            assert time.monotonic() < deadline, "what was put does not leave"
+        peer.finish()
+    return wrong
 
 
 def stranger_body(rank: int, size: int, name: str) -> list[str]:

@@ -38,13 +38,17 @@ _live = []
 class HetcclOps(ComposedOps, SparseOps):
     """The operations. `self._comm` is the communicator, `self._rank` and `self._size` the place in it."""
 
+    # Whether an operation that has ended may give no work: making and waiting for one costs a quarter of a small call.
+    ENDS_SILENTLY = False
+
     def _setup(self, comm, store, int rank, int size, name, timeout):
         self._name = name
         self._timeout = timeout
         self._monitored = 0
         self._comm = comm
-        self._run = comm.run
+        self._run = comm._run
         self._post = comm.post
+        self._post_unchecked = comm._core.post
         self._store = store
         self._rank = rank
         self._size = size
@@ -222,17 +226,19 @@ class HetcclOps(ComposedOps, SparseOps):
         try:
             if opts.asyncOp or self._coalescing is not None:
                 stream = self._current_stream()
-                work = self._work((self._post(op, in_ptr, out_ptr, count, dtype, redop, root, 0, timeout, keep, None, 1.0, stream,
-                                             ours),), outputs, finish)
+                if root:
+                    self._comm._check_rank(root, "root")
+                work = self._work((self._post_unchecked(op, in_ptr, out_ptr, count, dtype, redop, root, 0, timeout, keep, None, 1.0,
+                                                        None, stream, ours),), outputs, finish)
                 if self._coalescing is not None:
                     self._coalescing.append(work)
                 return work
-            self._run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, 1.0, self._current_stream(), ours)
+            self._run(op, in_ptr, out_ptr, count, dtype, redop, root, timeout, 1.0, None, self._current_stream(), ours)
         except Exception as error:
             raise for_torch(error)
         if finish is not None:
             finish()
-        return HetWork((), outputs)
+        return None if self.ENDS_SILENTLY else HetWork((), outputs)
 
     def _work(self, works, outputs, finish=None):
         """What torch gets: with the device and streams of this group."""
@@ -341,7 +347,11 @@ cdef double _seconds(timeout) except? -1.0:
 
 
 class HetcclProcessGroup(HetcclOps, c10d.ProcessGroup):
-    """For torch before 2.14, where a Python class can be a process group but not a back end."""
+    """For torch before 2.14, where a Python class can be a process group but not a back end.
+
+    torch.distributed's functions, the only callers that ask to block, take None for "has ended" ("the backend has sync'ed")."""
+
+    ENDS_SILENTLY = True
 
     def __init__(self, comm, store, rank, size, name, timeout):
         c10d.ProcessGroup.__init__(self, rank, size)  # the form with a store cannot be subclassed in 2.13

@@ -43,18 +43,24 @@ def complete_on(device: Any, stream: int, future: Any, value: Any) -> None:
     """Completes a future of `device` behind what `stream` holds now, without another stream in between."""
     own = _own.get((device.index, stream))
     if own is None:
-        own = _own[device.index, stream] = torch.cuda.ExternalStream(stream, device=device)
-    place, before = torch.cuda.current_device(), torch.cuda.current_stream(device)
-    torch.cuda.set_stream(own)
+        own = torch.cuda.ExternalStream(stream, device=device)
+        own = _own[device.index, stream] = (own.stream_id, own.device_index, own.device_type)
+    # torch's own functions for this make an object for each stream that they name, which takes longer than all the rest
+    place, before = torch._C._cuda_getDevice(), torch._C._cuda_getCurrentStream(device.index)
+    _set_stream(own)
     try:
         future.set_result(value)
     finally:
-        torch.cuda.set_stream(before)
+        _set_stream(before)
         if place != device.index:
             torch.cuda.set_device(place)
 
 
-_own: dict[tuple[int, int], Any] = {}  # torch's objects for streams of communicators
+_own: dict[tuple[int, int], tuple[int, int, int]] = {}  # streams of communicators as torch numbers them
+
+
+def _set_stream(number: tuple[int, int, int]) -> None:
+    torch._C._cuda_setStream(stream_id=number[0], device_index=number[1], device_type=number[2])
 
 
 def _no_stream() -> int:

@@ -20,17 +20,18 @@ class HetWork(c10d.Work):
     work is only enqueued when `wait` returns, it runs on the caller's stream: in `wait`, or for the future.
     """
 
+    _device = _finish = _future = _lock = _error = None  # of most works: so a call sets little
+    _works = ()
+
     def __init__(self, works, outputs, finish=None, device=None):
         c10d.Work.__init__(self)
-        self._device = device
         self._works = works
         self._outputs = outputs
-        self._finish = finish
-        self._future = None
-        self._lock = None
         self._ended = not works and finish is None
-        self._error = None
+        if device is not None:
+            self._device = device
         if finish is not None:
+            self._finish = finish
             self._lock = Lock()
             if device is None:
                 self._watch(0)
@@ -180,7 +181,8 @@ def _failed_future(error):
 
 
 def join(works, outputs, finish=None, device=None):
-    """One work that is done when all `works` (HetWork) are; then `finish` runs."""
+    """One work that is done when all `works` (HetWork; None: it has ended) are; then `finish` runs."""
+    works = [work for work in works if work is not None]
     parts = tuple([part for work in works for part in work._works])
     return HetWork(parts, outputs, lambda: _finish_all(works, finish), device)
 

@@ -86,6 +86,7 @@ class Vendor(abc.ABC):
     device_table: Any  # PyCapsule HETCCL_DEVICE_CAPSULE -> hetccl_table
     ccl_table: Any  # PyCapsule HETCCL_CCL_CAPSULE -> hetccl_table
     segment_bytes: int = 32 << 20  # how much one vendor call should carry at most when stages overlap
+    inner_rate: float = 0.0  # bytes a second that a rank moves inside an island, for the cost model; 0: unknown
     max_island: int = 1 << 30  # ranks that one communicator can hold
     device_place: str = ""  # where the device sits (PCI address), equal only for ranks that share it; "": unknown
     local_ranks: int = 0  # ranks of the job on this host, set by the core before create_comm; 0: unknown

@@ -191,6 +191,12 @@ static int stream_sync(void *ctx, void *stream)
     WITH_DEVICE("StreamSynchronize", d->stream_sync(stream));
 }
 
+static int stream_query(void *ctx, void *stream)
+{
+    device *d = ctx;
+    return told(d, d->stream_query(stream), "StreamQuery");
+}
+
 static int event_create(void *ctx, void **event)
 {
     device *d = ctx;
@@ -322,6 +328,8 @@ void hetccl_cuda_fill_table(hetccl_cuda_device *d)
         o->caps |= HETCCL_DEVICE_CAPTURE;
         o->is_capturing = is_capturing;
     }
+    if (d->stream_query)
+        o->stream_query = stream_query;
     if (d->memory_handle) {
         o->caps |= HETCCL_DEVICE_DMABUF;
         o->dmabuf_export = dmabuf_export;

@@ -100,7 +100,7 @@ typedef struct hetccl_cuda_device {
     hetccl_cuda_alloc_fn alloc;
     hetccl_cuda_host_alloc_fn host_alloc;
     hetccl_cuda_register_fn host_register;
-    hetccl_cuda_ptr_fn free, host_free, host_unregister, stream_destroy, stream_sync, event_destroy, event_query, event_sync;
+    hetccl_cuda_ptr_fn free, host_free, host_unregister, stream_destroy, stream_sync, stream_query, event_destroy, event_query, event_sync;
     hetccl_cuda_copy_fn copy;
     hetccl_cuda_memset_fn fill;
     hetccl_cuda_make_fn stream_create, event_create;

@@ -28,6 +28,7 @@ cdef extern from "cuda_device.h" nogil:
         void *host_unregister
         void *stream_destroy
         void *stream_sync
+        void *stream_query
         void *event_destroy
         void *event_query
         void *event_sync

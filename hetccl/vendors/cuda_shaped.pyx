@@ -10,6 +10,7 @@ from libc.stdlib cimport calloc
 from libc.string cimport memcpy
 
 import sys
+from functools import partial
 from pathlib import Path
 
 from hetccl.dynlib cimport Library
@@ -17,7 +18,7 @@ from hetccl.spi cimport HETCCL_DEVICE_CAPSULE, HETCCL_VENDOR
 
 from hetccl.dynlib import open_library
 from hetccl.errors import ConfigError, HetcclError, PluginLoadError, VendorError
-from hetccl.vendors import cuda_kernels, cuda_spin
+from hetccl.vendors import cuda_kernels, cuda_spin, kernel_cache
 from hetccl.vendors.nccl_shape import Status
 
 __all__ = ["CudaRuntime", "CudaShapedDevice", "compile_kernels", "library_names"]
@@ -37,6 +38,7 @@ ctypedef int (*compile_fn)(void *, int, const char **) noexcept nogil
 ctypedef int (*size_fn)(void *, size_t *) noexcept nogil
 ctypedef int (*bytes_fn)(void *, char *) noexcept nogil
 ctypedef int (*range_fn)(int *, int *) noexcept nogil
+ctypedef int (*version_fn)(int *, int *) noexcept nogil
 ctypedef int (*destroy_fn)(void **) noexcept nogil
 
 
@@ -155,6 +157,7 @@ cdef int fill_calls(Device *d, CudaRuntime r) except -1:
     d.stream_create = r.find("StreamCreateWithFlags", True)
     d.stream_destroy = r.find("StreamDestroy", True)
     d.stream_sync = r.find("StreamSynchronize", True)
+    d.stream_query = r.find("StreamQuery")
     d.stream_wait_event = r.find("StreamWaitEvent", True)
     d.event_create = r.find("EventCreateWithFlags", True)
     d.event_destroy = r.find("EventDestroy", True)
@@ -194,11 +197,20 @@ cdef int load_kernels(Device *d, CudaRuntime runtime, str arch) except -1:
         d.memory_handle = library.find("cuMemGetHandleForAddressRange")
     else:
         d.memory_handle = runtime.find("MemGetHandleForAddressRange")
-    image = compile_kernels(runtime.shape.compiler, arch, cuda_kernels.kernel_source())
+    source = cuda_kernels.kernel_source()
+    parts = image_parts(runtime.shape.compiler, arch, source)
+    make = partial(compile_kernels, runtime.shape.compiler, arch, source)
+    image, kept = kernel_cache.cached(parts, make)
     c_image = image
     (<free_fn>d.free)(NULL)          # makes the device's context, which the loader works in
     with nogil:
         code = load(&module, c_image)
+    if code != 0 and kept:           # made for something that we do not look at, a driver for instance
+        kernel_cache.forget(parts)
+        image, kept = kernel_cache.cached(parts, make)
+        c_image = image
+        with nogil:
+            code = load(&module, c_image)
     if code != 0:
         raise VendorError(f"{runtime.shape.name}: {loader.load_data} refuses the kernels for {arch} (code {code})",
                           vendor=runtime.shape.name, call=loader.load_data, code=code)
@@ -218,6 +230,17 @@ cdef void *kernel(CudaRuntime runtime, function_fn function, void *module, str n
         raise VendorError(f"{runtime.shape.name}: no kernel {name} (code {code})", vendor=runtime.shape.name,
                           call=runtime.shape.loader.get_function, code=code)
     return found
+
+
+def image_parts(compiler, str arch, str source):
+    """All that an image depends on. Raises `PluginLoadError` if there is no compiler."""
+    cdef Library library = open_library(library_names(compiler.libraries, compiler.folders), what="kernel compiler")
+    cdef version_fn version = <version_fn>library.find(compiler.prefix + "Version")
+    cdef int major = 0, minor = 0
+    if version != NULL:
+        version(&major, &minor)
+    options = [option.format(arch=arch) for option in compiler.options]
+    return [source, arch, *options, f"{compiler.prefix} {major}.{minor}", kernel_cache.identity(library.path)]
 
 
 def compile_kernels(compiler, str arch, str source):

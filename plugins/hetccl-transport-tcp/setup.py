@@ -22,11 +22,11 @@ FOLDER = "hetccl_transport_tcp"
 
 module = Extension(
     f"{FOLDER}._tcp",
-    [f"{FOLDER}/_tcp.pyx", f"{FOLDER}/stream.c", f"{FOLDER}/endpoint.c"],
+    [f"{FOLDER}/_tcp.pyx", f"{FOLDER}/stream.c", f"{FOLDER}/endpoint.c", f"{FOLDER}/window.c", f"{FOLDER}/bulk.c"],
     include_dirs=[INCLUDE, FOLDER],
     extra_compile_args=["-std=gnu11", "-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"],
     libraries=["pthread"],
-    depends=[f"{FOLDER}/stream.h"],
+    depends=[f"{FOLDER}/stream.h", f"{FOLDER}/window.h"],
 )
 
 setup(

@@ -52,6 +52,31 @@ def test_capture_between_islands_is_refused() -> None:
         assert "captured" in text and "inside one island" in text
 
 
+def test_the_default_stream_is_not_idle_while_one_that_it_waits_for_is_busy() -> None:
+    """hetccl orders nothing behind a caller's stream that says it is idle. The default stream waits for all blocking
+    streams of the process, so it has to answer for them."""
+    import ctypes
+    import pathlib
+
+    torch.cuda.init()
+    maps = pathlib.Path("/proc/self/maps").read_text().splitlines()
+    runtime = ctypes.CDLL(next(line.split()[-1] for line in maps if "libcudart" in line))
+    handle = ctypes.c_void_p()
+    assert runtime.cudaStreamCreate(ctypes.byref(handle)) == 0
+    blocking = torch.cuda.ExternalStream(handle.value)
+    x = torch.randn(8192, 8192, device="cuda")
+    y = torch.empty_like(x)
+    torch.cuda.synchronize()
+    assert runtime.cudaStreamQuery(None) == 0
+    with torch.cuda.stream(blocking):
+        for _ in range(20):
+            torch.mm(x, x, out=y)
+    busy, default = runtime.cudaStreamQuery(handle), runtime.cudaStreamQuery(None)
+    torch.cuda.synchronize()
+    assert busy == 600, "the products ended too soon for this test"
+    assert default == 600
+
+
 def test_what_the_caller_writes_around_a_call() -> None:
     """Right before it and right after it, without synchronising; and works that nobody holds."""
     assert run(written_around, ONE, LIMIT) == [[], []]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The direct path between devices of one host, on stand-ins of CUDA and on pretend accelerators."""
+"""The direct path between devices, over shared memory and sockets, on stand-ins of CUDA and pretend accelerators."""
 
 from __future__ import annotations
 
@@ -16,21 +16,38 @@ from hetccl.core.topology import Record
 from hetccl.testing.launch import run, run_results
 
 PAIR = "nccl@a:1,nccl@b:1"
+WIRES = {
+    "shm": {"HETCCL_TRANSPORTS": "shm"},
+    "tcp": {"HETCCL_TRANSPORTS": "tcp", "HETCCL_SOCKET_IFNAME": "lo"},
+    "tcp-4": {"HETCCL_TRANSPORTS": "tcp", "HETCCL_SOCKET_IFNAME": "lo", "HETCCL_TCP_SOCKETS": "4"},
+}
+
+
+@pytest.fixture(params=list(WIRES))
+def wired(request: pytest.FixtureRequest, environment: dict[str, str]) -> dict[str, str]:
+    return {**environment, **WIRES[request.param]}
+
+
+def path(env: dict[str, str], direct: bool = True) -> set[str]:
+    sockets = env.get("HETCCL_TCP_SOCKETS")
+    tcp = "tcp lo 127.0.0.1" + (f", {sockets} sockets" if sockets else "")
+    way = "shm" if env["HETCCL_TRANSPORTS"] == "shm" else tcp
+    return {way + ", direct" * direct}
 
 
 @pytest.mark.parametrize("way", ["auto", "resident", "kernel", "host", "staged"])
-def test_every_way_gives_the_same_bits(environment: dict[str, str], way: str) -> None:
-    found = run(direct_bodies.sums, PAIR, timeout=100, env={**environment, "HETCCL_DEVICE_PATH": way})
+def test_every_way_gives_the_same_bits(wired: dict[str, str], way: str) -> None:
+    found = run(direct_bodies.sums, PAIR, timeout=100, env={**wired, "HETCCL_DEVICE_PATH": way})
     assert [f["wrong"] for f in found] == [[], []]
     direct = way != "staged"
-    assert all(f["paths"] == {"shm, direct" if direct else "shm"} for f in found)
+    assert all(f["paths"] == path(wired, direct) for f in found)
     assert all(f["stats"]["border_bytes"] > 0 for f in found)
 
 
 @pytest.mark.parametrize("ranks", ["nccl:1,host:1", "nccl@a:1,host:1,nccl@b:1", "nccl@a:2,nccl@b:2"])
-def test_with_hosts_and_larger_islands(environment: dict[str, str], ranks: str) -> None:
-    found = run(direct_bodies.sums, ranks, timeout=100, env={**environment, "HETCCL_CPU_THREADS": "2"})
-    assert all(f["wrong"] == [] and f["paths"] == {"shm, direct"} for f in found)
+def test_with_hosts_and_larger_islands(wired: dict[str, str], ranks: str) -> None:
+    found = run(direct_bodies.sums, ranks, timeout=100, env={**wired, "HETCCL_CPU_THREADS": "2"})
+    assert all(f["wrong"] == [] and f["paths"] == path(wired) for f in found)
 
 
 @pytest.mark.parametrize("way", ["auto", "staged"])
@@ -44,19 +61,19 @@ def test_explain_says_that_the_direct_path_leaves_no_trace(environment: dict[str
 
 
 @pytest.mark.parametrize(("ranks", "threads"), [("nccl:1,host:1", 1), ("host:1,nccl:1", 3), ("sim-a:1,host:1", 4)])
-def test_a_host_sums_past_the_caches(environment: dict[str, str], ranks: str, threads: int) -> None:
-    env = {**environment, "HETCCL_CPU_THREADS": str(threads)}
+def test_a_host_sums_past_the_caches(wired: dict[str, str], ranks: str, threads: int) -> None:
+    env = {**wired, "HETCCL_CPU_THREADS": str(threads)}
     assert run(direct_bodies.past_the_caches, ranks, timeout=100, env=env) == [[], []]
 
 
 @pytest.mark.parametrize("ranks", [PAIR, "sim-a:1,sim-b:1", "sim-a:1,host:1"])
-def test_messages(environment: dict[str, str], ranks: str) -> None:
-    assert run(direct_bodies.messages, ranks, timeout=60, env=environment) == [[], []]
+def test_messages(wired: dict[str, str], ranks: str) -> None:
+    assert run(direct_bodies.messages, ranks, timeout=60, env=wired) == [[], []]
 
 
 @pytest.mark.parametrize("counts", [(1000, 1001), (1000, 1_500_000), (1_500_000, 1_500_001)])
-def test_ranks_that_call_different_things_find_out(environment: dict[str, str], counts: tuple[int, int]) -> None:
-    names = run(direct_bodies.differ, PAIR, timeout=60, env=environment, args=counts)
+def test_ranks_that_call_different_things_find_out(wired: dict[str, str], counts: tuple[int, int]) -> None:
+    names = run(direct_bodies.differ, PAIR, timeout=60, env=wired, args=counts)
     assert "MismatchError" in names and set(names) <= {"MismatchError", "AbortedError"}
 
 
@@ -64,9 +81,9 @@ def test_ranks_that_call_different_things_find_out(environment: dict[str, str], 
     ("ranks", "count"),
     [(PAIR, direct_bodies.SMALL), (PAIR, direct_bodies.LARGE), ("host:1,nccl:1", direct_bodies.LARGE)],
 )
-def test_a_dead_peer_ends_the_wait(environment: dict[str, str], ranks: str, count: int) -> None:
+def test_a_dead_peer_ends_the_wait(wired: dict[str, str], ranks: str, count: int) -> None:
     """The kernel that waits for the peer's words, or chunks, is told to stop; a host's helpers drop what they have."""
-    env = {**environment, "HETCCL_CPU_THREADS": "3"}
+    env = {**wired, "HETCCL_CPU_THREADS": "3"}
     found = run_results(direct_bodies.dies, ranks, timeout=60, env=env, args=(count,))
     name, seconds = found[0].value
     assert name == "PeerLostError" and seconds < 20

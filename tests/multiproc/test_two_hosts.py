@@ -112,3 +112,40 @@ def test_demo_trains_across_two_hosts(hosts: list[str], tmp_path: Path, oneccl: 
     assert {m["vendor"] for m in found["members"]} == {"oneccl", "host"}
     border = sum(t["border_bytes"] for t in found["traffic"])
     assert border > 0
+
+
+def test_devices_of_two_hosts_take_the_direct_path(hosts: list[str]) -> None:
+    """Windows over sockets: what one puts lies in the other's memory."""
+    code = (
+        "import json, os, direct_bodies\n"
+        "found = direct_bodies.sums(int(os.environ['RANK']), 2)\n"
+        "print('RESULT', json.dumps({'wrong': found['wrong'], 'paths': sorted(found['paths'])}))\n"
+    )
+    env = {
+        **os.environ, "HETCCL_RANKS": "sim-a:1,sim-b:1", "HETCCL_TCP_SOCKETS": "3", "HETCCL_TIMEOUT": "60",
+        "WORLD_SIZE": "2", "MASTER_ADDR": "10.78.0.1", "MASTER_PORT": "29778",
+        "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *(p for p in sys.path if p)]),
+    }  # fmt: skip
+    ranks = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", name, sys.executable, "-c", code],
+            env={**env, "RANK": str(number)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        for number, name in enumerate(hosts)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                os.killpg(rank.pid, signal.SIGKILL)
+                rank.communicate()
+    for number, output in enumerate(outputs):
+        said = [line for line in output.splitlines() if line.startswith("RESULT ")]
+        assert said, output
+        path = f"tcp cable{number} 10.78.0.{number + 1}, 3 sockets, direct"
+        assert json.loads(said[0].removeprefix("RESULT ")) == {"wrong": [], "paths": [path]}

@@ -49,6 +49,7 @@ def environment(folder: Path) -> dict[str, str]:
     return {
         "LD_LIBRARY_PATH": os.pathsep.join(paths),
         "STANDIN_CACHE": str(folder),
+        "HETCCL_KERNEL_CACHE": "off",
         "HETCCL_RCCL_TOPOLOGY": str(folder / "topology"),
     }
 

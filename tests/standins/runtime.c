@@ -32,7 +32,7 @@ typedef int (*step_fn)(void *);
 /* For a graph: another copy of its argument, for one replay. */
 typedef void *(*again_fn)(void *);
 typedef struct op { step_fn fn; void *arg; again_fn again; struct op *next; } op;
-typedef struct stream { int magic, device; op *head, *tail; uint64_t enqueued, done; struct graph *into; int apart; struct stream *next; } stream;
+typedef struct stream { int magic, device; op *head, *tail; uint64_t enqueued, done; struct graph *into; int apart, asked; struct stream *next; } stream;
 typedef struct event { int magic, asked; stream *on; uint64_t at; struct graph *into; } event;
 typedef struct block { char *p; size_t n; int type, device; struct block *next; } block;
 
@@ -316,6 +316,24 @@ API int N(StreamSynchronize)(void *handle)
         return answer(spoil(UNSUPPORTED_IN_CAPTURE));
     finish(s, s->enqueued);
     return OK;
+}
+API int N(StreamQuery)(void *handle)
+{
+    ENTER("StreamQuery");
+    pthread_mutex_lock(&lock);
+    stream *s = of(handle);
+    int done = 0;
+    if (s && !s->into && !(done = s->done >= s->enqueued) && s->asked++ >= env("STANDIN_BUSY", 1)) {
+        others(s);
+        done = run(s, s->enqueued);
+        s->asked = 0;
+    }
+    pthread_mutex_unlock(&lock);
+    if (!s)
+        return answer(BAD_HANDLE);
+    if (s->into)
+        return answer(spoil(UNSUPPORTED_IN_CAPTURE));
+    return done ? OK : answer(NOT_READY);
 }
 API int N(StreamDestroy)(void *handle)          /* its memory stays: events may still name it */
 {

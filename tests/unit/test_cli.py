@@ -15,6 +15,7 @@ import pytest
 
 from hetccl.cli import bench, doctor
 from hetccl.cli.bench_ops import SHAPES, addresses, bus_factor, exact
+from hetccl.cli.bench_rank import core_of
 from hetccl.cli.main import main
 from hetccl.errors import UsageError
 from hetccl.types import DType, RedOp
@@ -204,6 +205,12 @@ def test_exact_data_say_what_each_rank_must_find(op: str) -> None:
             }[op]
             assert want is not None and (want.view(np.uint32) == expected).all()
     assert len({given.tobytes() for given, _ in pairs}) > 1
+
+
+def test_ranks_are_pinned_apart_and_neighbours_together() -> None:
+    assert [core_of(r, 2, [4, 6, 7]) for r in range(2)] == [4, 6]
+    assert [core_of(r, 4, [0, 1]) for r in range(4)] == [0, 0, 1, 1]
+    assert [core_of(r, 5, [0, 1]) for r in range(5)] == [0, 0, 0, 1, 1]
 
 
 def test_bus_factors_are_those_of_nccl_tests() -> None:

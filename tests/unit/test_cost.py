@@ -13,8 +13,8 @@ from hetccl.core.cost import Costs, CostTable, IslandCost, Line, PathCost, carri
 from hetccl.core.plan import StepKind
 from hetccl.core.planner import ALGORITHMS, Planner
 from hetccl.core.selector import MODEL_OPS, Selector, measured_time, predict, stand_ins
-from hetccl.core.topology import Topology
-from hetccl.core.topology_file import parse_topology
+from hetccl.core.topology import LEAST_CHUNK, Record, Topology, compute_topology, fitting_chunk
+from hetccl.core.topology_file import parse_topology, with_border
 from hetccl.types import DType, Op, RedOp
 
 SUM = Shared(Op.ALL_REDUCE, DType.FLOAT32, RedOp.SUM)
@@ -145,6 +145,50 @@ islands:
     assert path.latency == pytest.approx(7e-6) and path.beta == pytest.approx(1 / 10e9)
     assert costs.call(0, StepKind.BROADCAST, 1e6) == pytest.approx(9e-6 + 1e6 / 100e9)
     assert costs.call(1, StepKind.BROADCAST, 1e6) != costs.call(0, StepKind.BROADCAST, 1e6)
+
+
+def record(rank: int, vendor: str, border_rate: float = 0.0, inner_rate: float = 0.0) -> Record:
+    return Record(
+        rank, "here", "here", rank, vendor, "", (vendor, "1", "", ""), 64, vendor, False, False, False, 32 << 20,
+        (0x1FF,) * 19, -1, {}, {}, border_rate=border_rate, inner_rate=inner_rate,
+    )  # fmt: skip
+
+
+def test_pretended_links_count_also_within_a_host() -> None:
+    """Islands of 2, 1 and 1 ranks: who has more links owns more, and segments and chunks are cut for slow links."""
+    vendors = ("sim-a", "sim-a", "sim-b", "sim-c")
+    free = compute_topology([record(r, v) for r, v in enumerate(vendors)], 1 << 20)
+    slow = compute_topology([record(r, v, 100e6, 400e6) for r, v in enumerate(vendors)], 1 << 20)
+    assert not free.shaped and slow.shaped and Topology.from_json(slow.to_json()) == slow
+    assert Costs(free).path(0, 2).beta < 1e-9 and Costs(slow).path(0, 2).beta == pytest.approx(1e-8)
+    assert Costs(slow).call(0, StepKind.REDUCE_SCATTER, 1e6) == pytest.approx(2.5e-3, rel=0.1)
+    assert len(set(free.border.owners)) == 1 and slow.border.owners[1:] == (0, 0)
+    assert (fitting_chunk(free), fitting_chunk(slow)) == (1 << 20, LEAST_CHUNK)
+    even = replace(slow, _place={})
+    even.border.__dict__["owners"] = (1, 1, 1)
+    slow = replace(slow, chunk_bytes=LEAST_CHUNK, _place={})
+    assert time_at(slow) < 0.85 * time_at(even)
+    one_unknown = compute_topology([record(0, "sim-a", 1e8), record(1, "sim-a"), record(2, "sim-b", 1e8)], 1 << 20)
+    assert [i.speeds for i in one_unknown.islands] == [(), (1e8,)]
+
+
+def time_at(top: Topology) -> float:
+    shared = replace(SUM, segment_bytes=4 << 20)
+    return predict(Costs(top), shared, ALGORITHMS[Op.ALL_REDUCE]["owners"], 64 << 20)[0].total
+
+
+def test_a_file_says_more_of_links_than_the_ranks_do() -> None:
+    vendors = ("sim-a", "sim-a", "sim-b")
+    found = compute_topology([record(r, v, 100e6, 400e6) for r, v in enumerate(vendors)], 1 << 20)
+    text = """
+islands:
+  a: {vendor: sim-a, ranks: 2, border: 1}
+  b: {vendor: sim-b, ranks: 1, rails: 1, rate: 10GB/s, inside: {rate: 1GB/s}}
+"""
+    file = parse_topology(text)
+    a, b = (with_border(i, e, dict.fromkeys(e.ranks, "here")) for i, e in zip(found.islands, file.order, strict=True))
+    assert (a.border, a.speeds, a.inner_rate) == ((0,), (100e6,), 400e6)
+    assert (b.speeds, b.inner_rate) == ((10e9,), 1e9)
 
 
 def test_ranks_that_stand_for_all_give_their_time() -> None:

@@ -105,7 +105,8 @@ def owners(topology: Topology, shared: Shared, rank: int, places: Places | None 
     isl, border = topology.island_of(rank), topology.border
     b = PlanBuilder(units=border.units)
     before, after = averages_by(shared, topology.size)
-    shift = 1 if isl.size > 1 else 0  # island calls of the next segment go before the border of this one
+    # island calls, and copies to pinned memory, of the next segment go before the border of this one
+    shift = 1 if isl.size > 1 or isl.staged else 0
     buffer = prescaled(b, isl, shared, [b.whole(Buffer.IN)], before, shift)
     device_blocks = host_blocks = int(buffer != Buffer.IN)
     shards = Shards(topology, b, rank)

@@ -39,7 +39,8 @@ def _in_rounds(topology: Topology, shared: Shared, rank: int, schedule: Schedule
     scale = _scale(topology)
     b = PlanBuilder(units=topology.border.units * scale)
     before, after = averages_by(shared, topology.size)
-    shift = 1 if isl.size > 1 else 0  # island calls of the next segment go before the border of this one
+    # island calls, and copies to pinned memory, of the next segment go before the border of this one
+    shift = 1 if isl.size > 1 or isl.staged else 0
     buffer = prescaled(b, isl, shared, [b.whole(Buffer.IN)], before, shift)
     device = host = int(buffer != Buffer.IN)
     shards = Shards(topology, b, rank, scale)

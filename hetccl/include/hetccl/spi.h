@@ -176,6 +176,9 @@ typedef struct hetccl_device_ops {
      * UNSUPPORTED for what they cannot do (the caller then copies and reduces step by step), before anything is enqueued. */
     int (*reduce_resident)(void *ctx, const hetccl_resident_args *args);
     int (*exchange_words)(void *ctx, const hetccl_exchange_args *args);
+    /* HETCCL_OK: all that the stream held has ended, as after stream_sync. HETCCL_IN_PROGRESS: not yet. Not during a capture.
+     * HETCCL_UNSUPPORTED: it cannot tell. Any thread; does not block. */
+    int (*stream_query)(void *ctx, void *stream);
 } hetccl_device_ops;
 
 /* --------------------------------------------------------------------------------------------------- ccl_ops
@@ -259,7 +262,8 @@ enum {
     HETCCL_TRANSPORT_ENCRYPTED     = 1u << 5,
     HETCCL_TRANSPORT_SLOTS         = 1u << 6, /* reserve/commit/peek/release work in memory that the peer sees: no copy */
     HETCCL_TRANSPORT_ANSWER        = 1u << 7, /* answer; the memory that peek gives may be written until it is released */
-    HETCCL_TRANSPORT_WINDOW        = 1u << 8  /* window */
+    HETCCL_TRANSPORT_WINDOW        = 1u << 8, /* window */
+    HETCCL_TRANSPORT_PUT           = 1u << 9  /* window may answer `copies`; then window_put and window_test exist */
 };
 
 typedef struct hetccl_message {
@@ -289,18 +293,34 @@ typedef struct hetccl_region_args {
     uint32_t key_len;
 } hetccl_region_args;
 
-/* Plain memory that both ranks of a link share, beside its messages. */
+/* Plain memory that both ranks of a link share, beside its messages, or of which each has a copy that the other puts into. */
 typedef struct hetccl_window_args {
     uint32_t size;
     int32_t side;                             /* set: 0 on the rank that dialled, 1 on the other */
     size_t nbytes;                            /* wanted; at most 128 MiB */
     void *ptr;                                /* set: page-aligned; zero until one of the two writes */
+    uint32_t copies;                          /* set (PUT): 1 if each rank has a copy; what is written shows at the peer only
+                                               * once it is put. Stays 0 where the memory is one and the same */
+    uint32_t pad;
 } hetccl_window_args;
+
+/* A part of a rank's copy of the window that the peer's copy shall take, and words that it takes afterwards. */
+typedef struct hetccl_window_word {
+    uint64_t at, value;                       /* at: where in the window, a multiple of 8 */
+} hetccl_window_word;
+
+typedef struct hetccl_window_put {
+    uint32_t size, n_words;                   /* words: 0 to 2 */
+    uint64_t at, nbytes;                      /* where in the window; 0 bytes: only words */
+    hetccl_window_word word[2];
+} hetccl_window_put;
 
 typedef struct hetccl_transport_counters {
     uint32_t size, pad;
     uint64_t bytes_sent, bytes_received;      /* payload, headers not counted */
     uint64_t messages_sent, messages_received;
+    /* PUT: how long the threads that carry windows' bytes were busy, all together; what a window carries is not counted above */
+    uint64_t put_threads, put_send_ns, put_receive_ns, put_idle_ns;    /* sending threads; idle: of those, without work */
 } hetccl_transport_counters;
 
 typedef struct hetccl_transport_ops {
@@ -350,6 +370,12 @@ typedef struct hetccl_transport_ops {
     /* Optional (WINDOW): the link's shared memory, the same at every call, mapped until the transport is closed. It costs
      * memory only where it is touched or registered. Any thread. */
     int (*window)(void *ctx, void *ep, hetccl_window_args *args);
+    /* Optional (PUT). The words show at the peer, in their order and with release, after the bytes of this and of every earlier
+     * put that had bytes; puts of words alone keep an order among themselves. The bytes must stay until the peer has them, which
+     * only a word of its own can tell. HETCCL_IN_PROGRESS: too many bytes are under way, nothing was taken; words alone are always
+     * taken. window_test moves both directions along, and answers HETCCL_OK when all that was put has left this rank. */
+    int (*window_put)(void *ctx, void *ep, const hetccl_window_put *put);
+    int (*window_test)(void *ctx, void *ep);
 } hetccl_transport_ops;
 
 #define HETCCL_WAIT_WRITABLE (1 << 30)

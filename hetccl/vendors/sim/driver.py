@@ -106,6 +106,7 @@ class SimVendor(Vendor):
         masks = self.personality.reduce_masks()
         self.device: SimDevice = _sim.open_device(self.name, request.device_index, masks, self.conditions)
         self.segment_bytes = self.conditions.segment_bytes
+        self.inner_rate = float(self.conditions.rate)
         if self.conditions.describe():
             log.debug("%s:%d runs under conditions%s", self.name, request.device_index, self.conditions.describe())
         self.island_key = IslandKey(self.name, VERSION, "", request.host_id)

@@ -21,6 +21,8 @@ log = logging.getLogger("hetccl.transports.tcp")
 
 CHUNK_BYTES = 256 << 10
 CHUNK_LIMITS = (4 << 10, 16 << 20)
+SOCKETS = 1
+SOCKET_LIMITS = (1, 16)
 DEAD_ADDRESS = 2.0  # seconds that one address may stay silent while there is another to try
 
 
@@ -32,8 +34,15 @@ class TcpDriver(TransportDriver):
     options = (
         Option(
             "HETCCL_TCP_CHUNK_BYTES",
-            f"Longest message in bytes, {CHUNK_LIMITS[0]} to {CHUNK_LIMITS[1]}. Must be equal on all ranks.",
+            f"Longest message in bytes, {CHUNK_LIMITS[0]} to {CHUNK_LIMITS[1]}. Must be equal on all ranks. "
+            "Large data of devices is cut into 1048576, with more than four sockets 524288, unless this is set.",
             str(CHUNK_BYTES),
+        ),
+        Option(
+            "HETCCL_TCP_SOCKETS",
+            f"Sockets, {SOCKET_LIMITS[0]} to {SOCKET_LIMITS[1]}, that carry large data of devices between two ranks, "
+            "each served by a thread for either direction. Must be equal on all ranks.",
+            str(SOCKETS),
         ),
     )
 
@@ -60,7 +69,12 @@ class TcpDriver(TransportDriver):
         return Availability(True, details=details)
 
     def open(self, request: TransportRequest) -> TcpTransport:
-        return TcpTransport(request, _chunk_bytes(os.environ.get("HETCCL_TCP_CHUNK_BYTES", "")))
+        return TcpTransport(
+            request,
+            _number("HETCCL_TCP_CHUNK_BYTES", CHUNK_BYTES, CHUNK_LIMITS, "bytes"),
+            _number("HETCCL_TCP_SOCKETS", SOCKETS, SOCKET_LIMITS, "sockets"),
+            _number("HETCCL_TCP_CHUNK_BYTES", 0, CHUNK_LIMITS, "bytes"),
+        )
 
 
 class TcpTransport(Transport):
@@ -68,7 +82,10 @@ class TcpTransport(Transport):
 
     name = "tcp"
 
-    def __init__(self, request: TransportRequest, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(
+        self, request: TransportRequest, chunk_bytes: int = CHUNK_BYTES, sockets: int = SOCKETS, part_bytes: int = 0
+    ) -> None:
+        """`part_bytes`: at most so much of a window's data goes over one socket at a time; 0: by their number."""
         try:
             from hetccl_transport_tcp._tcp import Streams
             from hetccl_transport_tcp.listener import Listener
@@ -81,9 +98,10 @@ class TcpTransport(Transport):
         self._pid = os.getpid()
         self._closed = False
         self._chunk_bytes = chunk_bytes
+        self._sockets = sockets
         chosen = choose(os.environ.get("HETCCL_SOCKET_IFNAME", ""), request.store_host, True)
         self._listener = Listener(request, chosen)
-        self._streams = Streams(chunk_bytes)
+        self._streams = Streams(chunk_bytes, part_bytes)
         self.table = self._streams.capsule()
         log.debug("rank %d listens at %s", request.rank, ", ".join(f"{a}:{p}" for a, p in self._listener.bound))
 
@@ -94,6 +112,7 @@ class TcpTransport(Transport):
             "host": self._request.host_id,
             "loopback": _only_loopback(a.host for a, _ in bound),
             "chunk": self._chunk_bytes,
+            "sockets": self._sockets,
         }
 
     def reachable(self, address: dict[str, Any]) -> bool:
@@ -112,18 +131,24 @@ class TcpTransport(Transport):
         if accepted is None:
             return None
         peer, purpose, socks = accepted
-        return self._link(peer, purpose, socks)
+        return self._link(peer, purpose, socks, False)
 
     def dial(self, peer: int, address: dict[str, Any], purpose: str, timeout: float) -> Link:
         """See the base class. Tries the peer's addresses in turn; a silent one costs two seconds if others are left."""
         self._check_open()
         deadline = time.monotonic() + timeout
-        if address.get("chunk", self._chunk_bytes) != self._chunk_bytes:
-            raise ConfigError(
-                f"HETCCL_TCP_CHUNK_BYTES is {self._chunk_bytes} on rank {self._request.rank} and {address['chunk']} on "
-                f"rank {peer}: set it alike on all ranks",
-                variable="HETCCL_TCP_CHUNK_BYTES",
-            )
+        for key, variable, mine in (
+            ("chunk", "HETCCL_TCP_CHUNK_BYTES", self._chunk_bytes),
+            ("sockets", "HETCCL_TCP_SOCKETS", self._sockets),
+        ):
+            if address.get(key, mine) != mine:
+                raise ConfigError(
+                    f"{variable} is {mine} on rank {self._request.rank} and {address[key]} on rank {peer}: "
+                    "set it alike on all ranks",
+                    variable=variable,
+                )
+        # Data of devices takes the links of collectives; a peer that does not say how many sockets knows no windows.
+        bulk = int(address.get("sockets", 0)) if purpose == "collective" else 0
         targets = self._targets(address)
         failures: list[str] = []
         for number, target in enumerate(targets, 1):
@@ -133,7 +158,7 @@ class TcpTransport(Transport):
                 break
             limit = left if number == len(targets) else min(DEAD_ADDRESS, left)
             try:
-                socks = self._dial_channels(peer, target, purpose, limit, deadline)
+                socks = self._dial_channels(peer, target, purpose, bulk, limit, deadline)
             except HandshakeError as error:
                 if getattr(error, "reason", "") == "version":
                     raise
@@ -141,7 +166,7 @@ class TcpTransport(Transport):
             except OSError as error:
                 failures.append(f"{_spell(target)}: {error}")
             else:
-                return self._link(peer, purpose, socks)
+                return self._link(peer, purpose, socks, True)
             log.warning("rank %d: address %s", peer, failures[-1])
         raise TransportError(
             f"rank {self._request.rank} cannot connect to rank {peer} over tcp from {self.describe()[4:]}: "
@@ -154,7 +179,8 @@ class TcpTransport(Transport):
 
     def describe(self) -> str:
         first = self._listener.bound[0][0]
-        return f"tcp {first.interface} {first.host}"
+        more = f", {self._sockets} sockets" if self._sockets > 1 else ""
+        return f"tcp {first.interface} {first.host}{more}"
 
     def close(self) -> None:
         if self._closed:
@@ -171,10 +197,10 @@ class TcpTransport(Transport):
         if self._closed:
             raise ClosedError("this tcp transport is closed")
 
-    def _link(self, peer: int, purpose: str, socks: list[socket.socket]) -> Link:
+    def _link(self, peer: int, purpose: str, socks: list[socket.socket], dialled: bool) -> Link:
         for sock in socks:
             _tune(sock)
-        endpoint = self._streams.open(peer, [sock.fileno() for sock in socks])
+        endpoint = self._streams.open(peer, [sock.fileno() for sock in socks], dialled)
         for sock in socks:
             sock.detach()
         if self._closed:  # closed meanwhile by another thread
@@ -200,16 +226,19 @@ class TcpTransport(Transport):
         return targets
 
     def _dial_channels(
-        self, peer: int, target: tuple[Address, int], purpose: str, limit: float, deadline: float
+        self, peer: int, target: tuple[Address, int], purpose: str, bulk: int, limit: float, deadline: float
     ) -> list[socket.socket]:
-        """One socket a channel, each through its handshake. The nonce tells the peer which of them belong together."""
+        """One socket a channel, and where there are to be bulk sockets one for words and these, each through its
+        handshake. The nonce tells the peer which of them belong together."""
         from hetccl_transport_tcp._tcp import CHANNELS
 
         request, nonce = self._request, secrets.token_hex(8)
         until = time.monotonic() + limit
+        count = CHANNELS + 1 + bulk if bulk else CHANNELS
+        of = f"/{count}" if bulk else ""
         socks: list[socket.socket] = []
         try:
-            for channel in range(CHANNELS):
+            for channel in range(count):
                 sock = socket.socket(target[0].family, socket.SOCK_STREAM)
                 socks.append(sock)
                 self._bind_source(sock, target[0])
@@ -222,7 +251,7 @@ class TcpTransport(Transport):
                     job=request.job,
                     rank=request.rank,
                     peer=peer,
-                    purpose=f"{purpose}|{channel}|{nonce}",
+                    purpose=f"{purpose}|{channel}{of}|{nonce}",
                     timeout=max(0.01, deadline - time.monotonic()),
                 )
         except BaseException:
@@ -244,18 +273,19 @@ _FAMILIES: dict[str, int] = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 _FAMILY_NAMES = {number: name for name, number in _FAMILIES.items()}
 
 
-def _chunk_bytes(text: str) -> int:
+def _number(variable: str, default: int, limits: tuple[int, int], what: str) -> int:
+    text = os.environ.get(variable, "")
     if not text.strip():
-        return CHUNK_BYTES
+        return default
     try:
         value = int(text)
     except ValueError:
         value = -1
-    if not CHUNK_LIMITS[0] <= value <= CHUNK_LIMITS[1]:
+    if not limits[0] <= value <= limits[1]:
         raise ConfigError(
-            f"HETCCL_TCP_CHUNK_BYTES={text} is not a number of bytes from {CHUNK_LIMITS[0]} to {CHUNK_LIMITS[1]}. "
-            f"Unset it for the default of {CHUNK_BYTES}",
-            variable="HETCCL_TCP_CHUNK_BYTES",
+            f"{variable}={text} is not a number of {what} from {limits[0]} to {limits[1]}. "
+            f"Unset it for the default of {default}",
+            variable=variable,
             value=text,
         )
     return value

@@ -4,12 +4,13 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "stream.h"
+#include "window.h"
 
 #include <errno.h>
 #include <netinet/in.h>
 #include <linux/tcp.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -81,6 +82,11 @@ static int op_progress(void *ctx, void *ep)
                 return rc;
         }
     }
+    if (e->window && e->window->memory) {
+        int rc = hetccl_tcp_window_test(e->window);
+        if (rc > HETCCL_IN_PROGRESS)
+            return rc;
+    }
     return look(e);
 }
 
@@ -104,6 +110,19 @@ static int op_wait_fds(void *ctx, int *fds, uint32_t max, uint32_t *n)
             }
         }
     }
+    for (hetccl_tcp_ep *ep = tcp->eps; ep; ep = ep->next) {
+        const hetccl_tcp_window *w = ep->closed ? NULL : ep->window;
+        if (!w || !w->memory || atomic_load_explicit(&w->status, memory_order_relaxed))
+            continue;
+        if (wanted < max)
+            fds[wanted] = w->words_fd;
+        wanted++;
+        if (hetccl_tcp_window_unsent(w)) {
+            if (wanted < max)
+                fds[wanted] = w->words_fd | HETCCL_WAIT_WRITABLE;
+            wanted++;
+        }
+    }
     pthread_mutex_unlock(&tcp->lock);
     *n = wanted < max ? wanted : max;
     if (wanted > max)
@@ -119,6 +138,13 @@ static int op_disarm(void *ctx) { return HETCCL_OK; }
 static int op_counters(void *ctx, void *ep, hetccl_transport_counters *out)
 {
     hetccl_transport_counters mine = ((hetccl_tcp_ep *)ep)->counters;
+    const hetccl_tcp_window *w = ((hetccl_tcp_ep *)ep)->window;
+    for (int i = 0; w && i < w->n_bulk; i++) {
+        mine.put_threads += w->started != 0;
+        mine.put_send_ns += w->bulk[i].send_ns;
+        mine.put_receive_ns += w->bulk[i].recv_ns;
+        mine.put_idle_ns += w->bulk[i].idle_ns;
+    }
     mine.size = out->size < sizeof mine ? out->size : (uint32_t)sizeof mine;
     memcpy(out, &mine, mine.size);
     return HETCCL_OK;
@@ -134,6 +160,8 @@ static int op_ep_error(void *ctx, void *ep)
         if (status)
             return hetccl_tcp_fail(ctx, status, "the connection to rank %d was lost", e->peer);
     }
+    if (e->window && atomic_load_explicit(&e->window->status, memory_order_acquire))
+        return hetccl_tcp_window_test(e->window);
     struct pollfd fds[HETCCL_CHANNELS];
     for (int i = 0; i < HETCCL_CHANNELS; i++)
         fds[i] = (struct pollfd){e->channel[i].fd, POLLRDHUP, 0};
@@ -149,6 +177,35 @@ static int op_ep_error(void *ctx, void *ep)
         }
     }
     return look(e);
+}
+
+static int no_window(void *ctx, const hetccl_tcp_ep *ep)
+{
+    return hetccl_tcp_fail(ctx, HETCCL_UNSUPPORTED, "the link to rank %d was made without sockets for a window", ep->peer);
+}
+
+static int op_window(void *ctx, void *ep, hetccl_window_args *args)
+{
+    hetccl_tcp_ep *e = ep;
+    if (e->closed)
+        return no_channel(ctx, ep, 0);
+    return e->window ? hetccl_tcp_window_map(e->window, args) : no_window(ctx, e);
+}
+
+static int op_window_put(void *ctx, void *ep, const hetccl_window_put *put)
+{
+    hetccl_tcp_ep *e = ep;
+    if (e->closed)
+        return no_channel(ctx, ep, 0);
+    return e->window ? hetccl_tcp_window_put(e->window, put) : no_window(ctx, e);
+}
+
+static int op_window_test(void *ctx, void *ep)
+{
+    hetccl_tcp_ep *e = ep;
+    if (e->closed)
+        return no_channel(ctx, ep, 0);
+    return e->window ? hetccl_tcp_window_test(e->window) : no_window(ctx, e);
 }
 
 static int op_ep_close(void *ctx, void *ep)
@@ -171,17 +228,19 @@ static const char *op_last_error(void *ctx)
 
 /* ----------------------------------------------------------------------------------------------------- life */
 
-hetccl_tcp *hetccl_tcp_new(size_t max_message)
+hetccl_tcp *hetccl_tcp_new(size_t max_message, uint32_t most_part)
 {
     hetccl_tcp *tcp = calloc(1, sizeof *tcp);
     if (tcp == NULL)
         return NULL;
     pthread_mutex_init(&tcp->lock, NULL);
+    tcp->most_part = most_part;
     tcp->ops = (hetccl_transport_ops){
-        .version = HETCCL_SPI_VERSION, .size = sizeof tcp->ops, .caps = HETCCL_TRANSPORT_HOST_MEMORY, .max_message = max_message,
+        .version = HETCCL_SPI_VERSION, .size = sizeof tcp->ops, .caps = HETCCL_TRANSPORT_HOST_MEMORY | HETCCL_TRANSPORT_WINDOW | HETCCL_TRANSPORT_PUT, .max_message = max_message,
         .last_error = op_last_error, .send = op_send, .recv = op_recv, .reserve = op_reserve, .commit = op_commit,
         .peek = op_peek, .release = op_release, .progress = op_progress, .wait_fds = op_wait_fds, .arm = op_arm,
-        .disarm = op_disarm, .counters = op_counters, .ep_error = op_ep_error, .ep_close = op_ep_close};
+        .disarm = op_disarm, .counters = op_counters, .ep_error = op_ep_error, .ep_close = op_ep_close,
+        .window = op_window, .window_put = op_window_put, .window_test = op_window_test};
     tcp->table = (hetccl_table){&tcp->ops, tcp};
     return tcp;
 }
@@ -198,7 +257,7 @@ void hetccl_tcp_free(hetccl_tcp *tcp)
     free(tcp);
 }
 
-hetccl_tcp_ep *hetccl_tcp_open(hetccl_tcp *tcp, int peer, const int *fds)
+hetccl_tcp_ep *hetccl_tcp_open(hetccl_tcp *tcp, int peer, const int *fds, int n_fds, int side)
 {
     hetccl_tcp_ep *ep = calloc(1, sizeof *ep);
     if (ep == NULL)
@@ -219,6 +278,15 @@ hetccl_tcp_ep *hetccl_tcp_open(hetccl_tcp *tcp, int peer, const int *fds)
             return NULL;
         }
     }
+    if (n_fds > HETCCL_CHANNELS + 1) {
+        ep->window = hetccl_tcp_window_new(ep, fds + HETCCL_CHANNELS, n_fds - HETCCL_CHANNELS - 1, side);
+        if (ep->window == NULL) {
+            for (int i = 0; i < HETCCL_CHANNELS; i++)
+                free(ep->channel[i].stage);
+            free(ep);
+            return NULL;
+        }
+    }
     pthread_mutex_lock(&tcp->lock);
     ep->next = tcp->eps;
     tcp->eps = ep;
@@ -229,8 +297,12 @@ hetccl_tcp_ep *hetccl_tcp_open(hetccl_tcp *tcp, int peer, const int *fds)
 void hetccl_tcp_close_all(hetccl_tcp *tcp)
 {
     pthread_mutex_lock(&tcp->lock);
-    for (hetccl_tcp_ep *ep = tcp->eps; ep; ep = ep->next)
+    for (hetccl_tcp_ep *ep = tcp->eps; ep; ep = ep->next) {
         close_ep(ep);
+        if (ep->window)
+            hetccl_tcp_window_free(ep->window);
+        ep->window = NULL;
+    }
     pthread_mutex_unlock(&tcp->lock);
 }
 
@@ -278,10 +350,17 @@ static int look(hetccl_tcp_ep *ep)
     if (now - ep->looked_ns < LOOK_EVERY_NS)
         return HETCCL_OK;
     ep->looked_ns = now;
-    for (int i = 0; i < HETCCL_CHANNELS; i++) {
+    int fds[HETCCL_CHANNELS + 1 + HETCCL_TCP_MOST_BULK], n = 0;
+    for (; n < HETCCL_CHANNELS; n++)
+        fds[n] = ep->channel[n].fd;
+    if (ep->window)
+        fds[n++] = ep->window->words_fd;
+    for (int i = 0; ep->window && i < ep->window->n_bulk; i++)
+        fds[n++] = ep->window->bulk[i].fd;
+    for (int i = 0; i < n; i++) {
         struct tcp_info info = {0};
         socklen_t size = sizeof info;
-        if (getsockopt(ep->channel[i].fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0)
+        if (getsockopt(fds[i], IPPROTO_TCP, TCP_INFO, &info, &size) != 0)
             continue;
         int tries = info.tcpi_retransmits > info.tcpi_probes ? info.tcpi_retransmits : info.tcpi_probes;
         if (tries >= SILENT_TRIES && info.tcpi_last_ack_recv > SILENT_MS) {
@@ -299,6 +378,8 @@ static void close_ep(hetccl_tcp_ep *ep)
     if (ep->closed)
         return;
     ep->closed = 1;
+    if (ep->window)
+        hetccl_tcp_window_close(ep->window);
     for (int i = 0; i < HETCCL_CHANNELS; i++) {
         hetccl_tcp_channel *c = &ep->channel[i];
         close(c->fd);

@@ -15,7 +15,7 @@ from hetccl.errors import PluginLoadError
 from hetccl.native.handshake import Acceptor, HandshakeError, Session
 from hetccl.native.interfaces import Address
 from hetccl.transports.base import TransportRequest
-from hetccl_transport_tcp._tcp import CHANNELS
+from hetccl_transport_tcp._tcp import CHANNELS, MOST_SOCKETS
 
 log = logging.getLogger("hetccl.transports.tcp")
 
@@ -34,6 +34,7 @@ class _Pending:
 @dataclass
 class _Half:
     deadline: float
+    count: int  # sockets of the link
     socks: dict[int, socket.socket]
 
 
@@ -76,7 +77,8 @@ class Listener:
         return self._epoll.fileno()
 
     def accept(self, timeout: float) -> tuple[int, str, list[socket.socket]] | None:
-        """(peer, purpose, one socket a channel) of the next complete link, or None at the end of `timeout` seconds.
+        """(peer, purpose, its sockets, those of the channels first) of the next complete link, or None at the end of
+        `timeout` seconds.
 
         Takes one event at a time, so that whatever is left keeps the descriptor readable.
         """
@@ -142,24 +144,29 @@ class Listener:
             session = entry.acceptor.step()
             if session is None:
                 return None
-            purpose, channel, nonce = self._parse(session)
+            purpose, channel, count, nonce = self._parse(session)
         except HandshakeError as error:
             self._refuse(fd, str(error))
             return None
         del self._pending[fd]
         self._epoll.unregister(fd)
         key = (session.peer, purpose, nonce)
-        half = self._half.setdefault(key, _Half(time.monotonic() + ASSEMBLY_TIMEOUT, {}))
+        half = self._half.setdefault(key, _Half(time.monotonic() + ASSEMBLY_TIMEOUT, count, {}))
         half.socks[channel] = entry.sock
-        if len(half.socks) < CHANNELS:
+        if len(half.socks) < count:
             return None
         del self._half[key]
-        return session.peer, purpose, [half.socks[i] for i in range(CHANNELS)]
+        return session.peer, purpose, [half.socks[i] for i in range(count)]
 
-    def _parse(self, session: Session) -> tuple[str, int, str]:
-        """Purpose, channel and link nonce, as dial packs them."""
+    def _parse(self, session: Session) -> tuple[str, int, int, str]:
+        """Purpose, number of the socket, how many the link has, and its nonce, as dial packs them."""
         parts = session.purpose.rsplit("|", 2)
-        if len(parts) != 3 or not parts[1].isascii() or not parts[1].isdigit() or int(parts[1]) >= CHANNELS:
+        numbers = parts[1].split("/") if len(parts) == 3 else []
+        if not 1 <= len(numbers) <= 2 or not all(n.isascii() and n.isdigit() and len(n) < 4 for n in numbers):
+            count = channel = 0
+        else:
+            channel, count = int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else CHANNELS
+        if channel >= count or not (count == CHANNELS or CHANNELS + 2 <= count <= CHANNELS + 1 + MOST_SOCKETS):
             raise HandshakeError(
                 f"rank {session.peer} asks for {session.purpose!r}, which is no channel of a link", reason="format"
             )
@@ -167,11 +174,11 @@ class Listener:
             raise HandshakeError(
                 f"rank {session.peer} is not one of the {self._request.size} ranks of this job", reason="rank"
             )
-        purpose, channel, nonce = parts[0], int(parts[1]), parts[2]
+        purpose, nonce = parts[0], parts[2]
         half = self._half.get((session.peer, purpose, nonce))
-        if half is not None and channel in half.socks:
+        if half is not None and (channel in half.socks or count != half.count):
             raise HandshakeError(f"rank {session.peer} connected channel {channel} of one link twice", reason="format")
-        return purpose, channel, nonce
+        return purpose, channel, count, nonce
 
     def _refuse(self, fd: int, why: str) -> None:
         entry = self._pending.pop(fd)
@@ -185,7 +192,8 @@ class Listener:
             self._refuse(fd, "it did not finish the handshake in time")
         for key in [key for key, half in self._half.items() if now >= half.deadline]:
             half = self._half.pop(key)
-            log.warning("dropped a link of rank %d: only channels %s of %d came", key[0], sorted(half.socks), CHANNELS)
+            came = sorted(half.socks)
+            log.warning("dropped a link of rank %d: only channels %s of %d came", key[0], came, half.count)
             for sock in half.socks.values():
                 sock.close()
 

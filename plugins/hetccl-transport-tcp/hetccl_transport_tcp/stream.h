@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Messages over TCP sockets. An endpoint is one socket a channel, so that a full channel never holds up another.
+ * Messages over TCP sockets. An endpoint is one socket a channel, so that a full channel never holds up another,
+ * and those of its window (window.h).
  *
  * On the wire a message is a 16-byte header in little-endian order {magic, nbytes, fingerprint, sequence} and the payload.
  * stream.c moves one channel's bytes; endpoint.c is the table of functions that the core sees.
@@ -63,6 +64,7 @@ typedef struct hetccl_tcp_ep {
     uint64_t looked_ns;                    /* when the sockets were last asked for signs of a vanished host */
     hetccl_transport_counters counters;
     hetccl_tcp_channel channel[HETCCL_CHANNELS];
+    struct hetccl_tcp_window *window;      /* NULL: the link has no sockets for one */
 } hetccl_tcp_ep;
 
 /* Text of the last failure of one thread. */
@@ -81,12 +83,15 @@ typedef struct hetccl_tcp {
     hetccl_tcp_ep *eps;
     hetccl_tcp_text text[8];
     uint32_t next_text;
+    uint32_t most_part;                    /* bytes of a window's put that one socket takes at a time; 0: by their number */
 } hetccl_tcp;
 
 /* endpoint.c */
-hetccl_tcp *hetccl_tcp_new(size_t max_message);                   /* NULL: no memory */
+hetccl_tcp *hetccl_tcp_new(size_t max_message, uint32_t most_part);   /* NULL: no memory */
 void hetccl_tcp_free(hetccl_tcp *tcp);                            /* closes what is open */
-hetccl_tcp_ep *hetccl_tcp_open(hetccl_tcp *tcp, int peer, const int *fds);    /* takes the fds over; NULL: no memory */
+/* One socket a channel; with more, one for the words of a window, and its bulk sockets. side: 0 on the rank that dialled. Takes
+ * the fds over; NULL: no memory. */
+hetccl_tcp_ep *hetccl_tcp_open(hetccl_tcp *tcp, int peer, const int *fds, int n_fds, int side);
 void hetccl_tcp_close_all(hetccl_tcp *tcp);
 int hetccl_tcp_fail(hetccl_tcp *tcp, int status, const char *format, ...) __attribute__((format(printf, 3, 4), cold));
 

@@ -20,12 +20,12 @@ LIMIT = 20.0  # seconds that any one message may take
 class End:
     """One end of an endpoint, with calls that repeat until done or until a deadline."""
 
-    def __init__(self, socks, max_message=256 << 10, peer=1):
+    def __init__(self, socks, max_message=256 << 10, peer=1, dialled=True, part=0):
         for sock in socks:
             sock.setblocking(False)
-        self.streams = Streams(max_message)
+        self.streams = Streams(max_message, part)
         self.table = TransportTable(self.streams.capsule())
-        self.ep = self.streams.open(peer, [sock.detach() for sock in socks])
+        self.ep = self.streams.open(peer, [sock.detach() for sock in socks], dialled)
 
     def until(self, call, *arguments):
         deadline = time.monotonic() + LIMIT
@@ -59,8 +59,8 @@ def payload(number, nbytes):
     return random.Random(number).randbytes(nbytes)
 
 
-def socket_pairs(host, buffer=0):
-    """HETCCL_CHANNELS connected socket pairs, as two lists."""
+def socket_pairs(host, buffer=0, count=CHANNELS):
+    """Connected socket pairs, as two lists."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     left, right = [], []
     with socket.socket(family) as server:
@@ -68,7 +68,7 @@ def socket_pairs(host, buffer=0):
             server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         server.bind((host, 0))
         server.listen()
-        for _ in range(CHANNELS):
+        for _ in range(count):
             sock = socket.socket(family)
             if buffer:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)

@@ -22,6 +22,7 @@ from hetccl.native import handshake
 from hetccl.tables import TransportTable
 from hetccl.transports.base import TransportRequest
 
+SOCKS = 5  # of a collective link: the channels, one for words, one bulk
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -130,7 +131,7 @@ def test_replay_of_a_whole_connection(served, make_transport, caplog):
     with socket.create_server(("127.0.0.1", 0)) as proxy:
 
         def relay():
-            for _ in range(3):
+            for _ in range(SOCKS):
                 inner, _ = proxy.accept()
                 outer = raw(transport)
                 inner.sendall(outer.recv(32, socket.MSG_WAITALL))
@@ -160,7 +161,7 @@ def test_replay_of_a_whole_connection(served, make_transport, caplog):
                 pass
             assert len(answer) == 32
     thread.wait(1)
-    assert caplog.text.count("did not prove") == 3
+    assert caplog.text.count("did not prove") == SOCKS
     for sock in kept:
         sock.close()
 
@@ -210,7 +211,11 @@ def test_half_a_link_is_dropped(make_transport, monkeypatch, caplog):
     again.close()
 
 
-@pytest.mark.parametrize("purpose", ["collective", "collective|3|n", "collective|-1|n", "collective|x|n", "|"])
+@pytest.mark.parametrize(
+    "purpose",
+    ["collective", "|"]
+    + [f"collective|{n}|n" for n in ("3", "-1", "x", "0/4", "0/21", "5/5", "0/5/5", "0/0005", "3/", "/5")],
+)
 def test_purpose_that_is_no_channel(make_transport, purpose, caplog):
     transport = make_transport(0)
     thread = Accepting(transport)
@@ -302,6 +307,23 @@ def test_chunk_bytes_must_agree(served, make_transport):
         make_transport(1, size=4, chunk_bytes=8192).dial(0, transport.address(), "collective", 1)
 
 
+def test_sockets_must_agree(served, make_transport):
+    transport, _ = served
+    with pytest.raises(ConfigError, match="HETCCL_TCP_SOCKETS is 4 on rank 1 and 1 on rank 0"):
+        make_transport(1, size=4, sockets=4).dial(0, transport.address(), "collective", 1)
+
+
+@pytest.mark.parametrize("text", ["0", "17", "x", "1.5"])
+def test_bad_number_of_sockets(monkeypatch, text):
+    monkeypatch.setenv("HETCCL_TCP_SOCKETS", text)
+    with pytest.raises(ConfigError, match=f"HETCCL_TCP_SOCKETS={text} is not a number of sockets from 1 to 16"):
+        TcpDriver().open(TransportRequest(0, 2, "job", "host", b"s" * 32))
+
+
+def test_sockets_show(make_transport):
+    assert make_transport(0, sockets=8).describe() == "tcp lo 127.0.0.1, 8 sockets"
+
+
 @pytest.mark.parametrize("text", ["0", "4095", "x", "99999999999"])
 def test_bad_chunk_bytes(monkeypatch, text):
     monkeypatch.setenv("HETCCL_TCP_CHUNK_BYTES", text)
@@ -337,7 +359,7 @@ def test_probe_and_declarations():
     availability = driver.probe()
     assert availability.ok and "127.0.0.1" in availability.details["lo"]
     assert (driver.name, driver.preference) == ("tcp", 10)
-    assert {o.name for o in driver.options} == {"HETCCL_TCP_CHUNK_BYTES"}
+    assert {o.name for o in driver.options} == {"HETCCL_TCP_CHUNK_BYTES", "HETCCL_TCP_SOCKETS"}
 
 
 def test_probe_says_why_not(monkeypatch):
