@@ -327,6 +327,7 @@ BODIES: dict[str, Callable[..., dict[str, Any]]] = {
     "loopback": tcp.loopback,
     "gloo": tcp.gloo,
     "mixed_speed": lambda: mixed.speed(DEVICE, join),
+    "mixed_stages": lambda nbytes: mixed.stages(DEVICE, join, nbytes),
 }
 
 if __name__ == "__main__":

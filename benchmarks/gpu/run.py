@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mixed_stage
 import tcp_stage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -330,6 +331,7 @@ STAGES: dict[str, Callable[[Run], None]] = {
     "two_islands": two_islands, "one_island": one_island, "streams": streams, "direct": direct,
     "direct_ways": direct_ways, "direct_cpu": direct_cpu,
     "tcp": lambda run: tcp_stage.tcp(run, report, ranks, TWO_ISLANDS),
+    "mixed_stages": lambda run: mixed_stage.mixed_stages(run, report, ranks, MIXED),
     "mixed": mixed, "gpt": gpt, "overlap": overlap, "gpu_tests": gpu_tests, "variables": variables,
 }  # fmt: skip
 SIZES = (4, 4096, 65536, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30)
