@@ -210,8 +210,8 @@ def shares(kernels: list[tuple[float, float, str]]) -> dict[str, float]:
 
 
 def steps(device: Any, join: Callable[[], Any], turns: str = "60", rows: str = "8") -> dict[str, Any]:
-    """Whole DDP steps of hetccl in one island and of NCCL, a step of each by turns: median ms. Turns of whole trainings,
-    as in `compare`, drift by more than the two differ."""
+    """Whole DDP steps of hetccl in one island and of NCCL, a step of each by turns: median ms. Turns of whole
+    trainings, as in `compare`, drift by more than the two differ."""
     comm = join()
     groups = {"hetccl": dist.group.WORLD, "nccl": dist.new_group(backend="nccl")}
     models = {name: made(group, device) for name, group in groups.items()}

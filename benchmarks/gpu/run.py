@@ -281,8 +281,8 @@ def mixed(run: Run) -> None:
 
 
 def gpt(run: Run) -> None:
-    """A GPT of 124 million parameters: steps of hetccl in one island and of NCCL by turns; whole trainings with hetccl in
-    one and in two islands, NCCL, Gloo."""
+    """A GPT of 124 million parameters: steps of hetccl in one island and of NCCL by turns; whole trainings with hetccl
+    in one and in two islands, NCCL, Gloo."""
     if not two(run):
         return
     report(run, "gpt_steps", ranks(run, "steps", ONE_ISLAND, 100))
