@@ -29,7 +29,7 @@ COMBINE = NATIVE + "combine_impl.c"
 SIM = tuple(
     f"hetccl/vendors/sim/{name}.c" for name in ("memory", "stream", "event", "work", "device", "ccl", "conditions")
 )
-ISLAND = (*(NATIVE + f"island_{part}.c" for part in ("region", "impl", "small", "p2p")), COMBINE)
+ISLAND = (*(NATIVE + f"island_{part}.c" for part in ("region", "impl", "small", "p2p", "team")), COMBINE)
 ENGINE = tuple(
     f"hetccl/core/{name}.c"
     for name in (
@@ -85,12 +85,12 @@ EXTENSIONS = [
     extension("hetccl.dynlib", libraries=("dl",)),
     *(extension(f"hetccl.tables.{name}") for name in ("common", "device", "ccl", "transport")),
     extension("hetccl.native.combine", COMBINE),
-    extension("hetccl.native.island", *ISLAND),
+    extension("hetccl.native.island", *ISLAND, libraries=("pthread",)),
     extension("hetccl.vendors.host_memory", COMBINE),
     extension("hetccl.vendors.nccl_calls", libraries=("pthread",)),
     extension("hetccl.vendors.nccl_shaped"),
     extension("hetccl.vendors.cuda_shaped", "hetccl/vendors/cuda_device.c", "hetccl/vendors/cuda_spin.c"),
-    extension("hetccl.vendors.host._host", *ISLAND),
+    extension("hetccl.vendors.host._host", *ISLAND, libraries=("pthread",)),
     extension("hetccl.vendors.sim._sim", *SIM, *ISLAND, libraries=("pthread",)),
     extension(
         "hetccl.transports.shm._shm",

@@ -76,3 +76,46 @@ def speed(device: Any, join: Callable[[], Any]) -> dict[str, Any]:
             times[name][nbytes] = float(mine.item()) * 1e6
     paths = {f"{a}-{b}": path for (a, b), path in comm.paths().items()}
     return {"us": times, "vendor_calls": comm.stats()["vendor_calls"], "paths": paths}
+
+
+def stages(device: Any, join: Callable[[], Any], nbytes: str) -> dict[str, Any]:
+    """An all_reduce of float32 on all ranks, by hetccl and by Gloo, beside each of its stages alone: median us of the
+    slowest rank, by name.
+
+    Ranks 0 and 1 are the GPUs' island, 2 and 3 the CPUs', so the borders are 0-2 and 1-3, half of the message each.
+    What a rank has no part in, it waits for at a barrier.
+    """
+    comm, n = join(), int(nbytes) // 4
+    gloo = dist.new_group(backend="gloo")
+    pairs = {pair: dist.new_group(list(pair)) for pair in ((0, 1), (2, 3), (0, 2), (1, 3))}
+    mine = {pair: group for pair, group in pairs.items() if comm.rank in pair}
+    island = next(group for pair, group in mine.items() if pair in ((0, 1), (2, 3)))
+    border = next(group for pair, group in mine.items() if pair in ((0, 2), (1, 3)))
+    gpus, x, half = comm.rank < 2, torch.rand(n, device=device), torch.rand(n // 2, device=device)
+    whole = torch.empty_like(x)
+    calls: dict[str, Callable[[], Any] | None] = {
+        "all ranks": lambda: dist.all_reduce(x),
+        "gloo": lambda: dist.all_reduce(x, group=gloo),
+        "border": lambda: dist.all_reduce(half, group=border),
+    }
+    for name, member in (("GPUs", gpus), ("CPUs", not gpus)):
+        calls[f"{name} reduce"] = (lambda: dist.reduce_scatter_tensor(half, x, group=island)) if member else None
+        calls[f"{name} spread"] = (lambda: dist.all_gather_into_tensor(whole, half, group=island)) if member else None
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(14):
+        for name, call in calls.items():
+            dist.barrier()
+            start = time.perf_counter()
+            if call:
+                call()
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                taken[name].append(time.perf_counter() - start)
+        x.fill_(1.0)
+        half.fill_(1.0)
+    found = {}
+    for name, seconds in taken.items():
+        slowest = torch.tensor([statistics.median(seconds[4:]) if seconds else 0.0], dtype=torch.float64)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        found[name] = float(slowest.item()) * 1e6
+    return {"us": found}

@@ -321,12 +321,14 @@ BODIES: dict[str, Callable[..., dict[str, Any]]] = {
     "host_cost": lambda: island.host_cost(DEVICE, join),
     "gpt": lambda *words: gpt.compare(DEVICE, join, *words),
     "overlap": lambda *words: gpt.overlap(DEVICE, join, *words),
+    "steps": lambda *words: gpt.steps(DEVICE, join, *words),
     "core_matrix": lambda share, seed: mixed.core_matrix(join, share, seed),
     "same_bits": lambda: mixed.same_bits(DEVICE, join),
     "tcp": tcp.all_reduce,
     "loopback": tcp.loopback,
     "gloo": tcp.gloo,
     "mixed_speed": lambda: mixed.speed(DEVICE, join),
+    "mixed_stages": lambda nbytes: mixed.stages(DEVICE, join, nbytes),
 }
 
 if __name__ == "__main__":

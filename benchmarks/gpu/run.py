@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mixed_stage
 import tcp_stage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -280,8 +281,12 @@ def mixed(run: Run) -> None:
 
 
 def gpt(run: Run) -> None:
-    """A GPT of 124 million parameters: hetccl in one and in two islands, NCCL, Gloo."""
+    """A GPT of 124 million parameters: steps of hetccl in one island and of NCCL by turns; whole trainings with hetccl
+    in one and in two islands, NCCL, Gloo."""
     if not two(run):
+        return
+    report(run, "gpt_steps", ranks(run, "steps", ONE_ISLAND, 100))
+    if run.only and run.only not in "gpt":
         return
     found = report(run, "gpt", ranks(run, "gpt", ONE_ISLAND, 200), show=False)
     for name, one in (found[0]["found"] if found else {}).items():
@@ -330,6 +335,7 @@ STAGES: dict[str, Callable[[Run], None]] = {
     "two_islands": two_islands, "one_island": one_island, "streams": streams, "direct": direct,
     "direct_ways": direct_ways, "direct_cpu": direct_cpu,
     "tcp": lambda run: tcp_stage.tcp(run, report, ranks, TWO_ISLANDS),
+    "mixed_stages": lambda run: mixed_stage.mixed_stages(run, report, ranks, MIXED),
     "mixed": mixed, "gpt": gpt, "overlap": overlap, "gpu_tests": gpu_tests, "variables": variables,
 }  # fmt: skip
 SIZES = (4, 4096, 65536, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30)

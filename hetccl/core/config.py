@@ -420,7 +420,9 @@ VARIABLES: tuple[Variable, ...] = (
         "HETCCL_CPU_THREADS",
         "1 to 64",
         "1",
-        "Threads of a CPU rank that copy and sum what it exchanges with devices of its host. They spin as they wait.",
+        "Threads of a CPU rank that copy and sum what it exchanges with devices of its host, and as many in the "
+        "library of the vendor host, at most 8 and its share of the cores, for large operations of its island. They spin "
+        "for a while as they wait.",
         _threads,
     ),
     Variable(

@@ -66,5 +66,7 @@ int hetccl_island_aborted_by(const hetccl_island *island);
 
 int hetccl_island_rank(const hetccl_island *island);
 int hetccl_island_size(const hetccl_island *island);
+/* Threads, 1 to 64, that carry this rank's part of a large operation; before the first one. Ranks may differ. */
+void hetccl_island_set_threads(hetccl_island *island, int threads);
 void hetccl_island_set_timeout(hetccl_island *island, uint64_t timeout_ns);
 #endif

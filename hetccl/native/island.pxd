@@ -27,4 +27,5 @@ cdef extern from "island.h" nogil:
     int hetccl_island_aborted_by(const hetccl_island *island)
     int hetccl_island_rank(const hetccl_island *island)
     int hetccl_island_size(const hetccl_island *island)
+    void hetccl_island_set_threads(hetccl_island *island, int threads)
     void hetccl_island_set_timeout(hetccl_island *island, uint64_t timeout_ns)

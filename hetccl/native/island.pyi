@@ -11,7 +11,7 @@ RANKS_MAX: int
 
 def join(
     island_id: bytes, rank: int, size: int, timeout: float, local_ranks: int = 0,
-    check: Callable[[], None] | None = None,
+    check: Callable[[], None] | None = None, threads: int = 1,
 ) -> int: ...  # fmt: skip
 
 @final
@@ -27,7 +27,9 @@ class Island:
     def waiting_for(self) -> int: ...
     @property
     def error(self) -> int: ...
-    def __init__(self, island_id: bytes, rank: int, size: int, timeout: float, local_ranks: int = 0) -> None: ...
+    def __init__(
+        self, island_id: bytes, rank: int, size: int, timeout: float, local_ranks: int = 0, threads: int = 1
+    ) -> None: ...
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(

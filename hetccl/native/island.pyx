@@ -32,11 +32,12 @@ __all__ = ["RANKS_MAX", "Island", "join", "new_id"]
 RANKS_MAX = HETCCL_ISLAND_RANKS_MAX
 
 
-def join(bytes island_id, int rank, int size, double timeout, int local_ranks=0, check=None):
+def join(bytes island_id, int rank, int size, double timeout, int local_ranks=0, check=None, int threads=1):
     """Joins an island; returns the address of its `hetccl_island`. Whoever takes it calls `hetccl_island_destroy`.
 
     Blocks up to `timeout` seconds until all ranks have come; later on a call that sees no progress for that long fails.
-    `local_ranks`: processes that share the cores, if more than `size`. `check` is called twice a second while ranks are
+    `local_ranks`: processes that share the cores, if more than `size`. `threads` carry this rank's part of a large
+    operation. `check` is called twice a second while ranks are
     missing, and what it raises ends the wait. Raises `TimedOutError` with the missing
     ranks, `PeerLostError`, `UsageError`.
     """
@@ -53,6 +54,7 @@ def join(bytes island_id, int rank, int size, double timeout, int local_ranks=0,
     if status != HETCCL_OK:
         raise HetcclError(f"island of {size} ranks: its region of {hetccl_island_region_bytes(size)} bytes could not "
                           f"be mapped (status {status}); is there a limit on address space?", code=status)
+    hetccl_island_set_threads(island, threads)
     return <uintptr_t>island
 
 
@@ -69,10 +71,10 @@ cdef class Island:
     cdef readonly int size
     cdef double seconds
 
-    def __init__(self, bytes island_id, int rank, int size, double timeout, int local_ranks=0):
+    def __init__(self, bytes island_id, int rank, int size, double timeout, int local_ranks=0, int threads=1):
         if self.island != NULL:
             raise UsageError("this island is open already")
-        self.island = <hetccl_island *><uintptr_t>join(island_id, rank, size, timeout, local_ranks)
+        self.island = <hetccl_island *><uintptr_t>join(island_id, rank, size, timeout, local_ranks, None, threads)
         self.rank, self.size, self.seconds = rank, size, timeout
 
     def __dealloc__(self):

@@ -2,15 +2,19 @@
  * The collectives of an island. Up to ISLAND_SMALL bytes: one exchange (island_small.c). Above: steps through a ring of
  * slots that stays in the cache. In every step a rank puts what others need into its slot, folds what it owns straight
  * from the others' slots, and takes results from their slots; the three stages of different steps overlap as far as the
- * slots reach. Step k of a rank may use its slot again when all ranks have taken step k - ISLAND_SLOTS.
+ * slots reach. Step k of a rank may use its slot again when all ranks have taken step k - ISLAND_SLOTS. Where ranks have
+ * several threads an operation is cut into parts, and each track carries every so manieth of them.
  */
 #include "island_impl.h"
 
 #define LANE_ALIGN ((size_t)64)
+#define LEAST_PART ((size_t)512 << 10)        /* bytes of a block that are worth a thread */
+#define MOST_PART ((size_t)8 << 20)           /* a rank with fewer threads than others comes to the next track in time */
 
 typedef struct island_flow {
     hetccl_island *s;
     const island_call *call;
+    island_track *track;
     size_t grain, lane;                       /* elements that a lane carries in a step; bytes between lanes */
     uint32_t first, steps;                    /* number of the first step, and how many */
     void (*put)(const struct island_flow *f, uint32_t step);     /* NULL: this rank has nothing to put */
@@ -20,7 +24,8 @@ typedef struct island_flow {
     int past;                                 /* the result is more than the caches keep, so it goes past them */
 } island_flow;
 
-static int run(island_flow *f);
+static int run(const island_flow *f, size_t per_step, int lanes);
+static int run_part(island_flow *f);
 static void divide(island_flow *f, size_t per_step, int lanes);
 static void deliver(const island_flow *f, char *to, const char *from, size_t nbytes);
 static void put_parts(const island_flow *f, uint32_t step);
@@ -47,7 +52,7 @@ static inline double divisor_of(const hetccl_island *s, int redop) { return redo
 
 int hetccl_island_all_reduce(hetccl_island *s, const void *send, void *recv, size_t count, int dtype, int redop)
 {
-    island_call c = {send, recv, count, hetccl_dtype_size(dtype), dtype, redop, 0, 1.0};
+    island_call c = {send, recv, count, hetccl_dtype_size(dtype), count, dtype, redop, 0, 1.0};
     int status = check(s, &c, 1, 1);
     if (status != HETCCL_OK || count == 0)
         return status;
@@ -57,13 +62,12 @@ int hetccl_island_all_reduce(hetccl_island *s, const void *send, void *recv, siz
     if (count * c.size <= ISLAND_SMALL)
         return island_small_all_reduce(s, &c);
     island_flow f = {.s = s, .call = &c, .put = put_parts, .fold = fold_part, .take = take_parts, .source = -1};
-    divide(&f, (size_t)s->n, s->n);
-    return run(&f);
+    return run(&f, (size_t)s->n, s->n);
 }
 
 int hetccl_island_reduce(hetccl_island *s, const void *send, void *recv, size_t count, int dtype, int redop, int root)
 {
-    island_call c = {send, recv, count, hetccl_dtype_size(dtype), dtype, redop, root, 1.0};
+    island_call c = {send, recv, count, hetccl_dtype_size(dtype), count, dtype, redop, root, 1.0};
     int status = check(s, &c, 1, 1);
     if (status != HETCCL_OK || count == 0)
         return status;
@@ -76,13 +80,12 @@ int hetccl_island_reduce(hetccl_island *s, const void *send, void *recv, size_t 
         c.recv = NULL;
     island_flow f = {.s = s, .call = &c, .put = put_parts, .fold = fold_part, .source = -1,
                      .take = s->rank == root ? take_parts : NULL};
-    divide(&f, (size_t)s->n, s->n);
-    return run(&f);
+    return run(&f, (size_t)s->n, s->n);
 }
 
 int hetccl_island_reduce_scatter(hetccl_island *s, const void *send, void *recv, size_t count, int dtype, int redop)
 {
-    island_call c = {send, recv, count, hetccl_dtype_size(dtype), dtype, redop, 0, 1.0};
+    island_call c = {send, recv, count, hetccl_dtype_size(dtype), count, dtype, redop, 0, 1.0};
     int status = check(s, &c, 1, s ? (size_t)s->n + 1 : 1);
     if (status != HETCCL_OK || count == 0)
         return status;
@@ -92,26 +95,24 @@ int hetccl_island_reduce_scatter(hetccl_island *s, const void *send, void *recv,
     if (count * c.size * (size_t)s->n <= ISLAND_SMALL)
         return island_small_reduce_scatter(s, &c);
     island_flow f = {.s = s, .call = &c, .put = put_blocks, .fold = fold_block, .source = -1};
-    divide(&f, 1, s->n);
-    return run(&f);
+    return run(&f, 1, s->n);
 }
 
 int hetccl_island_all_gather(hetccl_island *s, const void *send, void *recv, size_t count, int dtype)
 {
-    island_call c = {send, recv, count, hetccl_dtype_size(dtype), dtype, 0, 0, 1.0};
+    island_call c = {send, recv, count, hetccl_dtype_size(dtype), count, dtype, 0, 0, 1.0};
     int status = check(s, &c, 0, s ? (size_t)s->n + 1 : 1);
     if (status != HETCCL_OK || count == 0)
         return status;
     if (s->n > 1 && count * c.size <= ISLAND_SMALL)
         return island_small_all_gather(s, &c);
     island_flow f = {.s = s, .call = &c, .put = put_own, .take = take_own, .source = -1};
-    divide(&f, 1, 1);
-    return run(&f);
+    return run(&f, 1, 1);
 }
 
 int hetccl_island_broadcast(hetccl_island *s, const void *send, void *recv, size_t count, int dtype, int root)
 {
-    island_call c = {send, recv, count, hetccl_dtype_size(dtype), dtype, 0, root, 1.0};
+    island_call c = {send, recv, count, hetccl_dtype_size(dtype), count, dtype, 0, root, 1.0};
     int status = check(s, &c, 0, 1);
     if (status != HETCCL_OK || count == 0)
         return status;
@@ -119,21 +120,19 @@ int hetccl_island_broadcast(hetccl_island *s, const void *send, void *recv, size
         return island_small_broadcast(s, &c);
     island_flow f = {.s = s, .call = &c, .source = root, .put = s->rank == root ? put_own : NULL,
                      .take = s->rank == root ? NULL : take_whole};
-    divide(&f, 1, 1);
-    return run(&f);
+    return run(&f, 1, 1);
 }
 
 int hetccl_island_all_to_all(hetccl_island *s, const void *send, void *recv, size_t count, int dtype)
 {
-    island_call c = {send, recv, count, hetccl_dtype_size(dtype), dtype, 0, 0, 1.0};
+    island_call c = {send, recv, count, hetccl_dtype_size(dtype), count, dtype, 0, 0, 1.0};
     int status = check(s, &c, 0, s ? (size_t)s->n + 1 : 1);
     if (status != HETCCL_OK || count == 0)
         return status;
     if (s->n > 1 && count * c.size * (size_t)s->n <= ISLAND_SMALL)
         return island_small_all_to_all(s, &c);
     island_flow f = {.s = s, .call = &c, .put = put_blocks, .take = take_blocks, .source = -1};
-    divide(&f, 1, s->n);
-    return run(&f);
+    return run(&f, 1, s->n);
 }
 
 int hetccl_island_barrier(hetccl_island *s)
@@ -143,31 +142,92 @@ int hetccl_island_barrier(hetccl_island *s)
 }
 
 /* First rank, of all others or `source` alone, whose flag `which` (an offset) has not reached `want`; -1: none. */
-static inline int missing(const hetccl_island *s, size_t which, uint32_t want, int source)
+static inline int missing(const island_flow *f, size_t which, uint32_t want, int source)
 {
+    const hetccl_island *s = f->s;
     int from = source < 0 ? 0 : source, to = source < 0 ? s->n : source + 1;
     for (int r = from; r < to; r++)
-        if (r != s->rank && !island_reached((island_flag *)((char *)island_board_of(s, r) + which), want))
+        if (r != s->rank && !island_reached((island_flag *)((char *)island_track_board(s, f->track, r) + which), want))
             return r;
     return -1;
 }
 
-/* Runs a flow. What waits is always this rank's earliest unfinished stage; the earliest of all ranks together is never
+typedef struct island_job {
+    const island_flow *flow;
+    size_t per_step;
+    int lanes, parts, tracks;
+    _Atomic int status;
+} island_job;
+
+static inline void *moved_on(const void *at, size_t nbytes) { return at ? (char *)(uintptr_t)at + nbytes : NULL; }
+
+/* The parts of the tracks of one thread. Part p goes before p + 1 wherever one thread has both, on every rank, so the first
+ * part that is not done is always in the hands of a thread of each rank. */
+static void run_share(void *arg, int thread, int threads)
+{
+    island_job *j = arg;
+    const island_call *all = j->flow->call;
+    for (int p = 0; p < j->parts && atomic_load_explicit(&j->status, memory_order_relaxed) == HETCCL_OK; p++) {
+        if (p % j->tracks % threads != thread)
+            continue;
+        size_t each = all->count / (size_t)j->parts & ~(LANE_ALIGN - 1), at = each * (size_t)p;
+        size_t end = p + 1 == j->parts ? all->count : at + each;
+        island_call c = *all;
+        c.send = moved_on(all->send, at * all->size);
+        c.recv = moved_on(all->recv, at * all->size);
+        c.count = end - at;
+        island_flow f = *j->flow;
+        f.call = &c;
+        f.track = &f.s->track[p % j->tracks];
+        divide(&f, j->per_step, j->lanes);
+        int status = run_part(&f);
+        if (status != HETCCL_OK)
+            atomic_store_explicit(&j->status, status, memory_order_relaxed);
+    }
+}
+
+/* Runs an operation: its parts on all tracks. What ranks compute here they all compute alike. */
+static int run(const island_flow *f, size_t per_step, int lanes)
+{
+    hetccl_island *s = f->s;
+    size_t nbytes = f->call->count * f->call->size;
+    island_job j = {f, per_step, lanes, 1, 1, HETCCL_OK};
+    if (s->tracks == 0) {
+        int most = s->threads, status = island_small_max(s, &most);
+        if (status != HETCCL_OK)
+            return status;
+        s->tracks = most < island_tracks_of(s->n) ? most : island_tracks_of(s->n);
+        if (s->tracks > 1)
+            s->team = island_team_new(s->threads < s->tracks ? s->threads : s->tracks);
+    }
+    if (s->tracks > 1 && nbytes >= 2 * LEAST_PART) {
+        size_t most = nbytes / LEAST_PART, rounds = nbytes / MOST_PART / (size_t)s->tracks + 1;
+        j.tracks = most < (size_t)s->tracks ? (int)most : s->tracks;
+        j.parts = (int)rounds * j.tracks;
+    }
+    if (j.parts == 1)
+        run_share(&j, 0, 1);
+    else
+        island_team_run(s->team, run_share, &j);
+    return j.status == HETCCL_OK ? island_finished(s) : j.status;
+}
+
+/* Runs a flow on its track. What waits is always this rank's earliest unfinished stage; the earliest of all ranks together is never
  * blocked, so some rank always moves. Blocks as hetccl_island_idle does. */
-static int run(island_flow *f)
+static int run_part(island_flow *f)
 {
     hetccl_island *s = f->s;
     const size_t sent = offsetof(island_board, sent), done = offsetof(island_board, done);
     const size_t taken = offsetof(island_board, taken);
     const size_t ready = f->fold ? done : sent;                /* what a take waits for */
-    island_board *mine = island_board_of(s, s->rank);
-    uint32_t put = 0, folded = 0, out = 0, first = s->steps;
+    island_board *mine = island_track_board(s, f->track, s->rank);
+    uint32_t put = 0, folded = 0, out = 0, first = f->track->steps;
     island_wait w = {0, 0};
     f->first = first;
     while (out < f->steps) {
         int moved = 0, lacking_room = -1, lacking_sent = -1, lacking_ready = -1;
         if (put < f->steps && put - out < ISLAND_SLOTS) {      /* this rank's own take must be over, too */
-            lacking_room = missing(s, taken, first + put + 1 - ISLAND_SLOTS, -1);
+            lacking_room = missing(f, taken, first + put + 1 - ISLAND_SLOTS, -1);
             if (lacking_room < 0) {
                 if (f->put) {
                     f->put(f, put);
@@ -178,7 +238,7 @@ static int run(island_flow *f)
             }
         }
         if (f->fold && folded < put) {
-            lacking_sent = missing(s, sent, first + folded + 1, f->source);
+            lacking_sent = missing(f, sent, first + folded + 1, f->source);
             if (lacking_sent < 0) {
                 f->fold(f, folded);
                 island_post(&mine->done, first + folded + 1);
@@ -187,7 +247,7 @@ static int run(island_flow *f)
             }
         }
         if (out < (f->fold ? folded : put)) {
-            lacking_ready = f->take ? missing(s, ready, first + out + 1, f->source) : -1;
+            lacking_ready = f->take ? missing(f, ready, first + out + 1, f->source) : -1;
             if (lacking_ready < 0) {
                 if (f->take)
                     f->take(f, out);
@@ -203,12 +263,13 @@ static int run(island_flow *f)
         int peer = lacking_ready >= 0 ? lacking_ready : lacking_sent >= 0 ? lacking_sent : lacking_room;
         size_t which = lacking_ready >= 0 ? ready : lacking_sent >= 0 ? sent : taken;
         uint32_t want = first + (lacking_ready >= 0 ? out + 1 : lacking_sent >= 0 ? folded + 1 : put + 1 - ISLAND_SLOTS);
-        int status = hetccl_island_idle(s, &w, (island_flag *)((char *)island_board_of(s, peer) + which), want, peer);
+        island_flag *flag = (island_flag *)((char *)island_track_board(s, f->track, peer) + which);
+        int status = hetccl_island_idle(s, &w, flag, want, peer);
         if (status != HETCCL_OK)
             return status;
     }
-    s->steps += f->steps;
-    return island_finished(s);
+    f->track->steps += f->steps;
+    return HETCCL_OK;
 }
 
 /* Sets grain, lane and steps: a slot has `lanes` lanes, and a step moves `per_step` grains of the call's count. */
@@ -253,7 +314,7 @@ static inline size_t piece(const island_flow *f, uint32_t step, size_t *at)
 
 static inline char *lane_of(const island_flow *f, int rank, uint32_t step, int lane)
 {
-    return island_slot_of(f->s, rank, f->first + step) + (size_t)lane * f->lane;
+    return island_slot_of(f->s, f->track, rank, f->first + step) + (size_t)lane * f->lane;
 }
 
 /* Where an owner leaves its result: over the contribution of the rank after it, whose cache lines it holds anyway. */
@@ -303,11 +364,11 @@ static void put_blocks(const island_flow *f, uint32_t step)
 {
     size_t at, n = piece(f, step, &at), size = f->call->size;
     for (int j = 0; j < f->s->n; j++) {
-        const char *from = (const char *)f->call->send + ((size_t)j * f->call->count + at) * size;
+        const char *from = (const char *)f->call->send + ((size_t)j * f->call->stride + at) * size;
         if (j != f->s->rank)
             memcpy(lane_of(f, f->s->rank, step, j), from, n * size);
         else if (f->take && f->call->recv != f->call->send)
-            deliver(f, (char *)f->call->recv + ((size_t)j * f->call->count + at) * size, from, n * size);
+            deliver(f, (char *)f->call->recv + ((size_t)j * f->call->stride + at) * size, from, n * size);
     }
 }
 
@@ -315,7 +376,7 @@ static void fold_block(const island_flow *f, uint32_t step)
 {
     size_t at, n = piece(f, step, &at), size = f->call->size;
     void *dst = (char *)f->call->recv + at * size;
-    fold_into(f, step, &dst, 1, (const char *)f->call->send + ((size_t)f->s->rank * f->call->count + at) * size, n);
+    fold_into(f, step, &dst, 1, (const char *)f->call->send + ((size_t)f->s->rank * f->call->stride + at) * size, n);
 }
 
 static void take_blocks(const island_flow *f, uint32_t step)
@@ -323,7 +384,7 @@ static void take_blocks(const island_flow *f, uint32_t step)
     size_t at, n = piece(f, step, &at), size = f->call->size;
     for (int j = 0; j < f->s->n; j++)
         if (j != f->s->rank)
-            deliver(f, (char *)f->call->recv + ((size_t)j * f->call->count + at) * size,
+            deliver(f, (char *)f->call->recv + ((size_t)j * f->call->stride + at) * size,
                     lane_of(f, j, step, f->s->rank), n * size);
 }
 
@@ -332,7 +393,7 @@ static void put_own(const island_flow *f, uint32_t step)
 {
     size_t at, n = piece(f, step, &at), size = f->call->size;
     const char *from = (const char *)f->call->send + at * size;
-    char *to = (char *)f->call->recv + ((f->source < 0 ? (size_t)f->s->rank * f->call->count : 0) + at) * size;
+    char *to = (char *)f->call->recv + ((f->source < 0 ? (size_t)f->s->rank * f->call->stride : 0) + at) * size;
     if (f->s->n > 1)
         memcpy(lane_of(f, f->s->rank, step, 0), from, n * size);
     if (to != from)
@@ -344,7 +405,7 @@ static void take_own(const island_flow *f, uint32_t step)
     size_t at, n = piece(f, step, &at), size = f->call->size;
     for (int j = 0; j < f->s->n; j++)
         if (j != f->s->rank)
-            deliver(f, (char *)f->call->recv + ((size_t)j * f->call->count + at) * size, lane_of(f, j, step, 0), n * size);
+            deliver(f, (char *)f->call->recv + ((size_t)j * f->call->stride + at) * size, lane_of(f, j, step, 0), n * size);
 }
 
 static void take_whole(const island_flow *f, uint32_t step)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Inside an island: what lies in the shared region, this rank's handle, and how to post and to wait. Private to island_*.c.
  *
- * The region: a head; for each rank its flags, two small buffers and a ring of slots; for each ordered pair a message ring.
+ * The region: a head; for each track and rank its flags and a ring of slots; for each rank two small buffers; for each ordered
+ * pair a message ring. A large operation is cut up among as many tracks as a rank has threads; they know nothing of each other.
  * A flag counts up and has one writer; the numbers run on from call to call, so nothing is ever reset.
  */
 #ifndef HETCCL_ISLAND_LAYOUT_H
@@ -14,7 +15,7 @@
 #include "hetccl/spi.h"
 #include "island.h"
 
-#define ISLAND_LAYOUT 2u                      /* changes whenever anything below does */
+#define ISLAND_LAYOUT 3u                      /* changes whenever anything below does */
 #define ISLAND_SMALL ((size_t)4096)           /* bytes that go in one exchange */
 #define ISLAND_INLINE ((size_t)56)            /* bytes that travel in the flag's own cache line */
 #ifndef ISLAND_SLOT
@@ -23,6 +24,7 @@
 #ifndef ISLAND_SLOTS
 #define ISLAND_SLOTS 4u
 #endif
+#define ISLAND_TRACKS 8                       /* 1 where ranks are many: they have no cores to spare */
 #define ISLAND_MESSAGES 4u                    /* slots of a pair's message ring */
 #define ISLAND_LINE 128                       /* two cache lines: processors fetch them in pairs */
 
@@ -33,7 +35,7 @@ typedef struct island_flag {
     char pad[ISLAND_LINE - 64];
 } island_flag;
 
-/* What rank r writes and the others read. */
+/* What rank r writes and the others read; `small` only on the first track. */
 typedef struct island_board {
     island_flag small[2];                     /* exchanges, by their number's parity */
     island_flag sent, done, taken;            /* steps put into the slot; combined; of which no more is read */
@@ -50,6 +52,13 @@ typedef struct island_pair {
     char pad[ISLAND_LINE - 16 * ISLAND_MESSAGES];
 } island_pair;
 
+typedef struct island_track {
+    size_t boards, slots;                     /* offsets in the region */
+    uint32_t steps;                           /* so far: equal on all ranks between calls */
+} island_track;
+
+typedef struct island_team island_team;
+
 /* One page that a fork wipes: in the child `base` is NULL and every call answers HETCCL_INVALID. */
 struct hetccl_island {
     char *base;
@@ -58,8 +67,11 @@ struct hetccl_island {
     int sharers;                              /* ranks of this host, of other islands, too */
     _Atomic uint64_t timeout_ns;
     _Atomic int32_t waiting_for, failed;      /* failed: HETCCL_OK or HETCCL_TIMED_OUT */
-    uint32_t exchanges, steps;                /* so far: equal on all ranks between calls */
-    size_t boards, smalls, slots, pairs, pair_bytes, message_bytes;      /* offsets in the region; sizes */
+    uint32_t exchanges;                       /* so far: equal on all ranks between calls */
+    int threads, tracks;                      /* of this rank; the most of any, 0: nobody has asked yet */
+    island_team *team;
+    size_t smalls, pairs, pair_bytes, message_bytes;     /* offsets in the region; sizes */
+    island_track track[ISLAND_TRACKS];
 };
 
 /* A wait that goes on from turn to turn. Zero it after progress. */
@@ -113,9 +125,16 @@ static inline int island_finished(hetccl_island *s)
     return HETCCL_OK;
 }
 
+static inline int island_tracks_of(int n) { return n <= 16 ? ISLAND_TRACKS : 1; }
+
+static inline island_board *island_track_board(const hetccl_island *s, const island_track *t, int rank)
+{
+    return (island_board *)(s->base + t->boards) + rank;
+}
+
 static inline island_board *island_board_of(const hetccl_island *s, int rank)
 {
-    return (island_board *)(s->base + s->boards) + rank;
+    return island_track_board(s, &s->track[0], rank);
 }
 
 static inline char *island_small_of(const hetccl_island *s, int rank, uint32_t exchange)
@@ -123,9 +142,9 @@ static inline char *island_small_of(const hetccl_island *s, int rank, uint32_t e
     return s->base + s->smalls + ((size_t)rank * 2 + (exchange & 1)) * ISLAND_SMALL;
 }
 
-static inline char *island_slot_of(const hetccl_island *s, int rank, uint32_t step)
+static inline char *island_slot_of(const hetccl_island *s, const island_track *t, int rank, uint32_t step)
 {
-    return s->base + s->slots + ((size_t)rank * ISLAND_SLOTS + step % ISLAND_SLOTS) * ISLAND_SLOT;
+    return s->base + t->slots + ((size_t)rank * ISLAND_SLOTS + step % ISLAND_SLOTS) * ISLAND_SLOT;
 }
 
 static inline island_pair *island_pair_of(const hetccl_island *s, int from, int to)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The life of an island's handle, its end, and waiting.
  */
-#include "island_layout.h"
+#include "island_impl.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -50,6 +50,7 @@ int hetccl_island_open(int fd, int rank, int n, int local_ranks, uint64_t timeou
     s->pauses = hetccl_wait_pauses(s->sharers);
     s->timeout_ns = timeout_ns;
     s->waiting_for = -1;
+    s->threads = 1;
     place(s, n);
     *out = s;
     return HETCCL_OK;
@@ -59,6 +60,7 @@ void hetccl_island_destroy(hetccl_island *s)
 {
     if (!s)
         return;
+    island_team_free(s->team);                /* a fork has wiped it: it has no such threads */
     if (s->base)
         munmap(s->base, s->nbytes);
     munmap(s, PAGE);
@@ -105,6 +107,8 @@ int hetccl_island_waiting_for(const hetccl_island *s)
 int hetccl_island_rank(const hetccl_island *s) { return s->rank; }
 int hetccl_island_size(const hetccl_island *s) { return s->n; }
 
+void hetccl_island_set_threads(hetccl_island *s, int threads) { s->threads = threads < 1 ? 1 : threads > 64 ? 64 : threads; }
+
 void hetccl_island_set_timeout(hetccl_island *s, uint64_t timeout_ns)
 {
     atomic_store_explicit(&s->timeout_ns, timeout_ns, memory_order_relaxed);
@@ -142,12 +146,16 @@ static size_t place(hetccl_island *s, int n)
 {
     size_t ranks = (size_t)n, at = PAGE;
     s->n = n;
-    s->boards = at;
-    at += (ranks * sizeof(island_board) + PAGE - 1) / PAGE * PAGE;
+    for (int i = 0; i < island_tracks_of(n); i++) {
+        s->track[i].boards = at;
+        at += (ranks * sizeof(island_board) + PAGE - 1) / PAGE * PAGE;
+    }
     s->smalls = at;
     at += ranks * 2 * ISLAND_SMALL;
-    s->slots = at;
-    at += ranks * ISLAND_SLOTS * ISLAND_SLOT;
+    for (int i = 0; i < island_tracks_of(n); i++) {
+        s->track[i].slots = at;
+        at += ranks * ISLAND_SLOTS * ISLAND_SLOT;
+    }
     s->pairs = at;
     s->message_bytes = n <= 16 ? 16384 : 4096;
     s->pair_bytes = (sizeof(island_pair) + ISLAND_MESSAGES * s->message_bytes + PAGE - 1) / PAGE * PAGE;
@@ -157,11 +165,11 @@ static size_t place(hetccl_island *s, int n)
 /* A wake-up for everybody asleep in a collective: they see `aborted`. Sleepers in send and recv see it within SLEEP_NS. */
 static void wake_all(hetccl_island *s)
 {
-    for (int r = 0; r < s->n; r++) {
-        island_board *b = island_board_of(s, r);
+    for (int i = 0; i < s->n * island_tracks_of(s->n); i++) {
+        island_board *b = island_track_board(s, &s->track[i / s->n], i % s->n);
         island_flag *flags[] = {&b->small[0], &b->small[1], &b->sent, &b->done, &b->taken};
-        for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
-            if (atomic_load_explicit(&flags[i]->sleepers, memory_order_seq_cst) != 0)
-                hetccl_futex_wake(&flags[i]->value);
+        for (size_t k = 0; k < sizeof flags / sizeof *flags; k++)
+            if (atomic_load_explicit(&flags[k]->sleepers, memory_order_seq_cst) != 0)
+                hetccl_futex_wake(&flags[k]->value);
     }
 }

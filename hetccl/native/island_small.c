@@ -74,6 +74,16 @@ int island_exchange(hetccl_island *s, const void *data, size_t mine, size_t nbyt
     return island_finished(s);
 }
 
+int island_small_max(hetccl_island *s, int *value)
+{
+    int mine = *value, status = island_exchange(s, &mine, sizeof mine, sizeof mine), theirs;
+    for (int r = 0; r < s->n && status == HETCCL_OK; r++) {
+        memcpy(&theirs, from_rank(s, r, sizeof theirs), sizeof theirs);
+        *value = theirs > *value ? theirs : *value;
+    }
+    return status;
+}
+
 static inline const char *from_rank(const hetccl_island *s, int r, size_t nbytes)
 {
     return nbytes <= ISLAND_INLINE ? island_board_of(s, r)->small[s->exchanges & 1].data

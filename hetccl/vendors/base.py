@@ -89,6 +89,7 @@ class Vendor(abc.ABC):
     inner_rate: float = 0.0  # bytes a second that a rank moves inside an island, for the cost model; 0: unknown
     max_island: int = 1 << 30  # ranks that one communicator can hold
     device_place: str = ""  # where the device sits (PCI address), equal only for ranks that share it; "": unknown
+    cpu_threads: int = 1  # HETCCL_CPU_THREADS, set by the core before create_comm: what a library of the CPU may use
     local_ranks: int = 0  # ranks of the job on this host, set by the core before create_comm; 0: unknown
 
     def new_id(self) -> bytes:

@@ -44,7 +44,7 @@ def test_every_way_gives_the_same_bits(wired: dict[str, str], way: str) -> None:
     assert all(f["stats"]["border_bytes"] > 0 for f in found)
 
 
-@pytest.mark.parametrize("ranks", ["nccl:1,host:1", "nccl@a:1,host:1,nccl@b:1", "nccl@a:2,nccl@b:2"])
+@pytest.mark.parametrize("ranks", ["nccl:1,host:1", "nccl@a:1,host:1,nccl@b:1", "nccl@a:2,nccl@b:2", "nccl:2,host:2"])
 def test_with_hosts_and_larger_islands(wired: dict[str, str], ranks: str) -> None:
     found = run(direct_bodies.sums, ranks, timeout=100, env={**wired, "HETCCL_CPU_THREADS": "2"})
     assert all(f["wrong"] == [] and f["paths"] == path(wired) for f in found)
@@ -79,7 +79,12 @@ def test_ranks_that_call_different_things_find_out(wired: dict[str, str], counts
 
 @pytest.mark.parametrize(
     ("ranks", "count"),
-    [(PAIR, direct_bodies.SMALL), (PAIR, direct_bodies.LARGE), ("host:1,nccl:1", direct_bodies.LARGE)],
+    [
+        (PAIR, direct_bodies.SMALL),
+        (PAIR, direct_bodies.LARGE),
+        ("host:1,nccl:1", direct_bodies.LARGE),
+        ("host:2,nccl:2", direct_bodies.LARGE),
+    ],
 )
 def test_a_dead_peer_ends_the_wait(wired: dict[str, str], ranks: str, count: int) -> None:
     """The kernel that waits for the peer's words, or chunks, is told to stop; a host's helpers drop what they have."""

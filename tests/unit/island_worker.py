@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of test_island.py: `python island_worker.py CASE ID RANK SIZE SHARERS`.
+"""One rank of test_island.py: `python island_worker.py CASE ID RANK SIZE THREADS SHARERS`, where
+THREADS is "3,1" if even ranks have three and odd ones one, and SHARERS is `local_ranks` of `join`.
 
 Prints one line of JSON; exits 1 on a wrong result.
 """
@@ -145,6 +146,10 @@ def every_operation(rank: Rank) -> object:
     for name, count, in_place, shift in itertools.product(NAMES, COUNTS, (False, True), (0, 4)):
         each = count // rank.size if name in ("reduce_scatter", "all_gather", "all_to_all") and count > 2000 else count
         rank.collective(name, each, F32, RedOp.SUM, (count + shift) % rank.size, in_place, shift)
+    if max(threads) > 1:  # several parts a track; and blocks that are cut up, each within its buffer
+        for name, in_place in itertools.product(NAMES, (False, True)):
+            count = 5_000_011 if name in ("all_reduce", "reduce", "broadcast") else 700_001
+            rank.collective(name, count, F32, RedOp.SUM, 0, in_place, 4)
     for name, count in itertools.product(NAMES, (1, 13, 1025, 40001)):
         for dtype, redop, shift in (
             (DType.INT64, RedOp.PROD, 8),
@@ -253,6 +258,8 @@ def misuse(rank: Rank) -> object:
     """Wrong arguments are refused and leave the island alive; a fork and a closed island are refused."""
     island, data = rank.island, np.zeros(8, np.float32)
     address = data.ctypes.data
+    large = np.zeros(1 << 19, np.float32)  # starts threads, if there are to be any
+    island.all_reduce(large.ctypes.data, large.ctypes.data, large.size, F32, RedOp.SUM)
     refused: list[str] = []
     for call, kind in (
         (lambda: island.all_reduce(address, address, 8, 99, RedOp.SUM), UsageError),
@@ -313,6 +320,7 @@ CASES: dict[str, tuple[Callable[[Rank], object], float]] = {
 if __name__ == "__main__":
     case, (island_id, rank, size) = sys.argv[1], (bytes.fromhex(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
     function, timeout = CASES[case]
-    opened = Island(island_id, rank, size, 20.0, int(sys.argv[5]))
+    threads = [int(n) for n in sys.argv[5].split(",")]
+    opened = Island(island_id, rank, size, 20.0, int(sys.argv[6]), threads=threads[rank % len(threads)])
     opened.timeout = timeout
     print(json.dumps(function(Rank(opened))))

@@ -33,6 +33,22 @@ def test_results_that_go_past_the_caches(size: int) -> None:
     assert _run("every_operation", size, sharers=1 << 20) == ["done"] * size
 
 
+@pytest.mark.parametrize("threads", ("2", "1,3,2"))
+def test_large_operations_go_by_several_threads(threads: str) -> None:
+    assert _run("every_operation", 3, threads) == ["done"] * 3
+
+
+def test_threads_end_with_an_abort() -> None:
+    *alive, dead = _run("killed", 2, "4")
+    assert dead is None
+    assert [one[:2] for one in alive] == [["aborted", 0]]
+
+
+def test_an_island_with_threads_can_be_forked() -> None:
+    kinds = ["UsageError", "UsageError", "UnsupportedError", "UsageError", "UsageError"]
+    assert _run("misuse", 2, "3") == [[kinds, 7]] * 2
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_all_ranks_hold_the_bits_of_rank_order(size: int) -> None:
     digests = _run("same_bits", size)
@@ -154,12 +170,12 @@ def test_rank_0_that_leaves_is_noticed() -> None:
 # ------------------------------------------------------------------------------------------------------ helpers
 
 
-def _run(case: str, size: int, timeout: float = 80.0, sharers: int = 0) -> list:
+def _run(case: str, size: int, threads: str = "1", timeout: float = 80.0, sharers: int = 0) -> list:
     """What each rank said; None if it said nothing. No rank outlives the call."""
     island_id = new_id().hex()
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(WORKER), case, island_id, str(rank), str(size), str(sharers)],
+            [sys.executable, str(WORKER), case, island_id, str(rank), str(size), threads, str(sharers)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

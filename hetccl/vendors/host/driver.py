@@ -6,6 +6,7 @@ Memory is ordinary memory, streams do everything at once, and the collective lib
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -65,7 +66,10 @@ class HostVendor(Vendor):
         """Also the longest wait without progress in later calls. Raises `TimedOutError` with the missing ranks."""
         from hetccl.native import island
 
-        return island.join(unique_id, rank, size, timeout, self.local_ranks, check)
+        # Threads without a core of their own wait for each other in turns of the scheduler.
+        most = len(os.sched_getaffinity(0)) // max(self.local_ranks, size)
+        threads = max(1, min(self.cpu_threads, most))
+        return island.join(unique_id, rank, size, timeout, self.local_ranks, check, threads)
 
     def describe(self) -> str:
         return f"host {VERSION} (hetccl's own shared-memory collectives)"
