@@ -116,9 +116,18 @@ static void learn(hx_comm *c, uint64_t began)
         c->yields /= 2;
 }
 
-static void drive_locked(hx_comm *c, hx_work *w, uint64_t until)
+/* Whether this rank's part ends with messages while ranks share cores. Those on this core may then have all they wait for,
+ * and others wait for them, so they shall end the operation before this rank's program goes on. */
+static int should_let_pass(const hx_comm *c, const hx_plan *p)
+{
+    return !c->pauses && p && p->n_steps && p->steps[p->n_steps - 1].kind == HX_FLOWS;
+}
+
+/* Returns whether the caller should give way once the work has ended: its plan may be gone by then. */
+static int drive_locked(hx_comm *c, hx_work *w, uint64_t until)
 {
     uint32_t turn = 0, pauses = (uint32_t)c->pauses;
+    int lets_pass = !final(w) && should_let_pass(c, w->plan);
     uint64_t began = 0;                     /* of a wait that is no longer short */
     int32_t seen = w->event_head;
     c->news_ns = 0;
@@ -145,7 +154,7 @@ static void drive_locked(hx_comm *c, hx_work *w, uint64_t until)
             continue;
         uint64_t now = hetccl_now_ns();
         if (now >= until)
-            return;
+            return lets_pass;
         if (!c->news_ns || seen != w->event_head) {
             c->news_ns = now;
             seen = w->event_head;
@@ -154,17 +163,19 @@ static void drive_locked(hx_comm *c, hx_work *w, uint64_t until)
         hx_comm_sleep(c, most);
         turn = pauses + c->yields - (most > HX_MOST_LOOK_NS ? c->yields / 2 : 1);
     }
+    return lets_pass;
 }
 
 /* Moves a work to its end, or for slice_ns. */
 int hx_drive(hx_comm *c, hx_work *w, uint64_t slice_ns)
 {
     uint64_t until = 0;
+    int lets_pass = 0;
     while (!final(w)) {
         if (pthread_mutex_trylock(&c->driver) == 0) {
             if (!until)
                 until = hetccl_now_ns() + slice_ns;
-            drive_locked(c, w, until);
+            lets_pass |= drive_locked(c, w, until);
             pthread_mutex_unlock(&c->driver);
             if (atomic_load_explicit(&c->pending, memory_order_acquire))
                 hx_engine_kick();
@@ -178,5 +189,7 @@ int hx_drive(hx_comm *c, hx_work *w, uint64_t slice_ns)
         if (!final(w) && hetccl_now_ns() >= until)
             return HETCCL_IN_PROGRESS;
     }
+    if (lets_pass)
+        sched_yield();
     return w->status;
 }
