@@ -8,3 +8,4 @@ cdef class Library:
     cdef readonly bint shared
 
     cdef void *find(self, str symbol) except? NULL
+    cdef void *find_call(self, shape, str call, bint required) except? NULL

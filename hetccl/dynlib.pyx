@@ -50,6 +50,23 @@ cdef class Library:
         cdef const char *c_name = encoded
         return dlsym(self.handle, c_name)
 
+    cdef void *find_call(self, shape, str call, bint required) except? NULL:
+        """The function for `call` ("AllReduce"), under the first of its spellings. `shape` is the data of a family of
+        libraries: prefix, spellings, calls that are missing, name and remedy. Raises `PluginLoadError` where a required
+        one is not there."""
+        cdef void *address = NULL
+        names = shape.spellings.get(call, (shape.prefix + call,))
+        if call not in shape.missing:
+            for name in names:
+                address = self.find(name)
+                if address != NULL:
+                    return address
+        if required:
+            raise PluginLoadError(
+                f"{shape.name}: {self.path} has no {' or '.join(names)}, so it is not the library it seems to be, or far "
+                f"too old. {shape.remedy}", library=self.path, symbol=names[0])
+        return NULL
+
     def __repr__(self):
         return f"<Library {self.path}>"
 

@@ -207,3 +207,27 @@ def shares(kernels: list[tuple[float, float, str]]) -> dict[str, float]:
             beside += sum(max(0.0, min(b, d) - max(a, c)) for c, d in joined)
     return {"communication_us": total, "beside_computation": beside / total if total else 0.0,
             "computation_us": sum(b - a for a, b in joined)}  # fmt: skip
+
+
+def steps(device: Any, join: Callable[[], Any], turns: str = "60", rows: str = "8") -> dict[str, Any]:
+    """Whole DDP steps of hetccl in one island and of NCCL, a step of each by turns: median ms. Turns of whole
+    trainings, as in `compare`, drift by more than the two differ."""
+    comm = join()
+    groups = {"hetccl": dist.group.WORLD, "nccl": dist.new_group(backend="nccl")}
+    models = {name: made(group, device) for name, group in groups.items()}
+    data = [text(step, comm.rank, int(rows), device) for step in range(16)]
+    times: dict[str, list[float]] = {name: [] for name in groups}
+    for turn in range(int(turns)):
+        order = list(models.items())
+        for name, (ddp, optimizer) in order if turn % 2 else reversed(order):
+            dist.barrier(group=groups["nccl"])
+            torch.cuda.synchronize(device)
+            start = time.perf_counter()
+            ddp(data[turn % len(data)]).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            torch.cuda.synchronize(device)
+            if turn >= 12:
+                times[name].append((time.perf_counter() - start) * 1e3)
+    found = {name: statistics.median(taken) for name, taken in times.items()}
+    return {**found, "speed_of_nccl": found["nccl"] / found["hetccl"]}

@@ -321,6 +321,7 @@ BODIES: dict[str, Callable[..., dict[str, Any]]] = {
     "host_cost": lambda: island.host_cost(DEVICE, join),
     "gpt": lambda *words: gpt.compare(DEVICE, join, *words),
     "overlap": lambda *words: gpt.overlap(DEVICE, join, *words),
+    "steps": lambda *words: gpt.steps(DEVICE, join, *words),
     "core_matrix": lambda share, seed: mixed.core_matrix(join, share, seed),
     "same_bits": lambda: mixed.same_bits(DEVICE, join),
     "tcp": tcp.all_reduce,

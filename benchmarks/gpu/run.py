@@ -281,8 +281,12 @@ def mixed(run: Run) -> None:
 
 
 def gpt(run: Run) -> None:
-    """A GPT of 124 million parameters: hetccl in one and in two islands, NCCL, Gloo."""
+    """A GPT of 124 million parameters: steps of hetccl in one island and of NCCL by turns; whole trainings with hetccl
+    in one and in two islands, NCCL, Gloo."""
     if not two(run):
+        return
+    report(run, "gpt_steps", ranks(run, "steps", ONE_ISLAND, 100))
+    if run.only and run.only not in "gpt":
         return
     found = report(run, "gpt", ranks(run, "gpt", ONE_ISLAND, 200), show=False)
     for name, one in (found[0]["found"] if found else {}).items():

@@ -155,7 +155,6 @@ cdef extern from "executor.h" nogil:
         uint32_t finished
         int32_t status
         int32_t asynchronous
-        uint32_t prompt
         int32_t source
         void *owner
         void *caller
@@ -167,7 +166,7 @@ cdef extern from "executor.h" nogil:
     ctypedef struct hx_comm:
         int32_t rank
         int32_t size
-        int32_t pauses
+        int32_t pauses, local_ranks
         int32_t check
         hx_trace *trace
         const hetccl_device_ops *dev
@@ -224,9 +223,6 @@ cdef extern from "executor.h" nogil:
     void hx_engine_stop()
     void hx_engine_after_fork()
     hx_work *hx_completed_pop(uint64_t timeout_ns)
-    hx_work *hx_completed_quiet()
-    void hx_completed_look()
-    void hx_engine_look(bint soon)
     int hx_p2p_add_link(hx_comm *c, int peer, int outgoing, const hetccl_transport_ops *ops, void *ctx, void *ep)
     int hx_p2p_has_link(hx_comm *c, int peer)
 

@@ -46,7 +46,8 @@ cdef class Core:
         self.c = hx_comm_new(rank, size)
         if self.c == NULL:
             raise MemoryError
-        self.cache, self.keep, self.failure, self.timeout = PlanCache(planner), [], failure, timeout
+        self.cache, self.keep = PlanCache(planner), []
+        self.failure, self.timeout = failure, timeout
 
     def __dealloc__(self):
         if self.c != NULL and not self.forked:
@@ -70,12 +71,13 @@ cdef class Core:
             self.c.island_ranks[i] = rank
         i = local_mates.index(self.c.rank)
         self.c.turn_before, self.c.ordered = local_mates[i - 1] if i else -1, ordered
-        self.c.pauses, self.c.check = hetccl_wait_pauses(local_ranks), check
+        self.c.pauses, self.c.check, self.c.local_ranks = hetccl_wait_pauses(local_ranks), check, local_ranks
         device.ops.bind_thread(device.ctx)
         if not self.c.host_memory:
             device.check(device.ops.stream_create(device.ctx, &self.c.stream), "stream_create")
 
-    def set_shared(self, size_t chunk_bytes, uintptr_t board, board_owner):  # bytes of a wire message; the arrival board
+    def set_shared(self, size_t chunk_bytes, uintptr_t board, board_owner):
+        """Bytes of a wire message, and the arrival board."""
         self.c.chunk_bytes = chunk_bytes
         self.c.board = <hx_board *>board
         self.keep.append(board_owner)
@@ -84,12 +86,15 @@ cdef class Core:
         if self.c.n_transports == 4:
             raise errors.UnsupportedError("a communicator uses at most 4 transports at once")
         self.keep.append(transport)
-        self.c.transports[self.c.n_transports].ops, self.c.transports[self.c.n_transports].ctx = &transport.ops, transport.ctx
+        self.c.transports[self.c.n_transports].ops = &transport.ops
+        self.c.transports[self.c.n_transports].ctx = transport.ctx
         self.c.n_transports += 1
 
-    def add_link(self, int peer, TransportTable transport, uintptr_t endpoint):  # for collectives with `peer`
+    def add_link(self, int peer, TransportTable transport, uintptr_t endpoint):
+        """The link for collectives with `peer`."""
         self.c.peers[peer].ops, self.c.peers[peer].ctx = &transport.ops, transport.ctx
-        self.c.peers[peer].ep, self.c.peers[peer].max_message = <void *>endpoint, transport.ops.max_message
+        self.c.peers[peer].ep = <void *>endpoint
+        self.c.peers[peer].max_message = transport.ops.max_message
         self.c.peers[peer].slots = (transport.ops.caps & HETCCL_TRANSPORT_SLOTS) != 0
         self.c.peers[peer].answers = (transport.ops.caps & HETCCL_TRANSPORT_ANSWER) != 0
 
@@ -116,7 +121,8 @@ cdef class Core:
     def spins(self):  # whether this rank's kernels may wait for others'
         return bool(hx_direct_spins(self.c))
 
-    def start(self):  # lets the progress thread serve this communicator
+    def start(self):
+        """Lets the progress thread serve this communicator."""
         hx_engine_add(self.c)
 
     cdef CompiledPlan plan(self, int op, int dtype, int redop, int root, size_t count, shape):
@@ -239,16 +245,14 @@ cdef class Core:
             keep = (keep, plan)
         work.core, work.w, work.keep, work.finish = self, w, keep, finish
         work.finishing = None if finish is None else RLock()
-        w.owner, w.prompt = <void *>work, finish is not None
+        w.owner = <void *>work
         IN_FLIGHT.add(work)
         try:
             self.begin(w, stream, 1)
         except BaseException:
             IN_FLIGHT.discard(work)
             raise
-        if w.streamed:
-            complete_quiet()
-        hx_engine_look(w.streamed)
+        hx_engine_kick()
         self.c.n_ops[op & 15] += 1
         return work
 
@@ -294,7 +298,8 @@ cdef class Core:
         self.fail(HETCCL_ABORTED, "abort() was called on this rank")
 
     @property
-    def failed(self):  # status that killed the communicator, or 0
+    def failed(self):
+        """Status that killed the communicator, or 0."""
         return self.c.failed
 
     @property
@@ -307,9 +312,9 @@ cdef class Core:
     @property
     def pending(self):
         return self.c.pending
-
     @property
-    def lane_abandoned(self):  # a call of a library without abort was left behind: the process must leave by os._exit
+    def lane_abandoned(self):
+        """True if a call of a vendor library without abort was left behind: the process must leave by os._exit."""
         return bool(self.c.lane_abandoned)
 
     @property
@@ -363,7 +368,8 @@ cdef class Work:
             if not self.w.finished:
                 PyErr_CheckSignals()
         self.settle()
-        if (error := self.exception()) is not None:
+        error = self.exception()
+        if error is not None:
             raise error
 
     cdef settle(self):
@@ -396,12 +402,13 @@ cdef class Work:
         return self.w.source
 
     def add_done_callback(self, fn):
-        """Calls fn(work), mostly on the completion thread, when the operation has ended; at once if it has."""
+        """Calls fn(work) on the completion thread when the operation has ended; at once if it has."""
         if self.completed:
-            return fn(self)
-        self.callbacks = [*(self.callbacks or ()), fn]
-        self.w.prompt = 1  # from now on, and in case that it has ended a moment ago
-        hx_completed_look()
+            fn(self)
+        elif self.callbacks is None:
+            self.callbacks = [fn]
+        else:
+            self.callbacks.append(fn)
 
     cdef complete(self):
         self.settle()
@@ -417,28 +424,18 @@ cdef class Work:
                 logging.getLogger("hetccl").exception("a callback of a completed operation raised")
 
 
-cdef complete_quiet():  # lets go of what ended works held, here where the GIL is, not in a thread that would wait for it
-    cdef hx_work *w = hx_completed_quiet()
-    while w != NULL:
-        complete(w)
-        w = hx_completed_quiet()
-
-
-cdef complete(hx_work *w):
-    cdef Work work = <Work>w.owner  # held here: complete() may drop the last other reference
-    work.complete()
-
-
 def complete_some(double timeout):
     """Hands completed works to their owners; waits up to `timeout` seconds for the first. For the completion thread."""
     cdef hx_work *w
+    cdef Work work
     cdef uint64_t ns = <uint64_t>(timeout * 1e9)
     while True:
         with nogil:
             w = hx_completed_pop(ns)
         if w == NULL:
             return
-        complete(w)
+        work = <Work>w.owner  # held here: complete() may drop the last other reference
+        work.complete()
         ns = 0
 
 

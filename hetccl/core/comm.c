@@ -107,7 +107,6 @@ hx_work *hx_work_get(hx_comm *c, const hx_plan *p)
     w->source = -1;
     w->factor = 1.0;
     w->owner = NULL;
-    atomic_store_explicit(&w->prompt, 0, memory_order_relaxed);
     w->text[0] = 0;
     atomic_store_explicit(&w->finished, 0, memory_order_relaxed);
     return w;

@@ -17,7 +17,7 @@
 #define HX_WORD_BYTES ((size_t)1 << 20)     /* words of one exchange: half of it is data */
 #define HX_BY_HOST_BYTES (64u << 10)        /* up to here two copies and a sum of the host beat a kernel a chunk */
 #define HX_PART_BYTES ((size_t)128 << 10)   /* of a chunk, for one thread of a rank of the host's memory */
-#define HX_PAST_BYTES ((size_t)16 << 20)    /* messages of which so much is not in a cache when somebody reads it */
+#define HX_PAST_BYTES ((size_t)8 << 20)    /* messages of which so much is not in a cache when somebody reads it */
 #define HX_COMBINERS 4                      /* flows that combine at once; further ones wait */
 #define HX_RINGS HETCCL_CHANNELS            /* contributions, results, data of messages */
 
@@ -195,10 +195,12 @@ hx_ring *hx_direct_out(hx_comm *c, const hx_flow *f, int k);    /* the ring that
 int hx_direct_slot(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t es, uint32_t *slot);
 /* Tells peer k of the chunks that are in its ring. */
 int hx_direct_publish(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t es, int *moved);
-/* Whether host memory of this flow goes past the caches: it is much, and the end of the way. */
+/* Whether host memory of this flow goes past the caches: it is much, and the end of the way. The whole message counts, not
+ * the segment that this flow carries. */
 static inline int hx_direct_past(const hx_work *w, const hx_flow_state *st, size_t es)
 {
-    return st->n * es > HX_PAST_BYTES && w->comm->island_size == 1;
+    size_t n = w->count > st->n ? w->count : st->n;
+    return n * es > HX_PAST_BYTES && w->comm->island_size == 1;
 }
 
 /* ---- direct_combine.c */

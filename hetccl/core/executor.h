@@ -23,7 +23,6 @@
 #define HX_TRANSPORTS 4
 #define HX_EVENTS 16
 #define HX_POLL 1024                /* descriptors that a sleeper watches at most */
-#define HX_BESIDE_BYTES (1u << 20)  /* of a call that is handed over although it could be made by the thread that drives */
 #define HX_INLINE_BYTES 65536u      /* a BLOCKING vendor call up to here runs on the thread that drives (design D7) */
 #define HX_GRACE_NS 250000000ull    /* without progress for so long, a lost peer fails the work ... */
 #define HX_FAREWELL_NS 1000000000ull /* ... and after so long one that left, or whose link broke: it may only be the first to
@@ -104,7 +103,6 @@ typedef struct hx_work {
     _Atomic uint32_t waiting;          /* somebody sleeps on `finished` */
     int32_t status;
     int32_t asynchronous;
-    _Atomic uint32_t prompt;           /* somebody has to be told of its end at once */
     int32_t source;                    /* rank that a recv from any source got its message from */
     void *owner;                       /* the Python object, for the completion thread */
     /* streams: streamed.c */
@@ -127,6 +125,7 @@ typedef struct hx_work {
 typedef struct hx_comm {
     int32_t rank, size;
     int32_t pauses, forked, check;     /* check: meet on the board before blocking vendor calls */
+    int32_t local_ranks;               /* of the communicator on this host */
     uint32_t yields;                   /* before the driver sleeps: HETCCL_WAIT_YIELDS, fewer after long waits */
     uint64_t news_ns;                  /* when the device last ended something that the driver waits for */
     const hetccl_device_ops *dev;
@@ -288,10 +287,7 @@ void hx_engine_add(hx_comm *c);                          /* the progress thread 
 void hx_engine_remove(hx_comm *c);
 void hx_engine_kick(void);
 void hx_engine_stop(void);
-void hx_engine_look(int soon);                           /* a kick; with `soon`, unless it looks within a millisecond anyway */
 void hx_completed_push(hx_work *w);
-void hx_completed_look(void);                            /* wakes whoever waits in hx_completed_pop */
-hx_work *hx_completed_quiet(void);                       /* one of which nobody wants to know at once, or NULL */
 hx_work *hx_completed_pop(uint64_t timeout_ns);          /* blocks up to timeout_ns */
 void hx_engine_after_fork(void);
 

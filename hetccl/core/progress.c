@@ -8,18 +8,14 @@
 #include <string.h>
 #include <sys/eventfd.h>
 
-typedef struct works {
-    hx_work *head, *tail;
-} works;
-
 static struct {
     pthread_mutex_t lock;
     pthread_t thread;
     hx_comm *comms;
     int started, stop, wake_fd;
-    _Atomic uint32_t sleeping;              /* 1; 2: only until the next look at streamed works, a millisecond */
+    _Atomic uint32_t sleeping;
     pthread_mutex_t done_lock;
-    works done, quiet;                      /* completed: somebody wants to know at once; or it is only about memory */
+    hx_work *done_head, *done_tail;
     _Atomic uint32_t done_word;
 } E = {.lock = PTHREAD_MUTEX_INITIALIZER, .done_lock = PTHREAD_MUTEX_INITIALIZER, .wake_fd = -1};
 
@@ -69,8 +65,6 @@ static void sleep_on_all(void)
         pthread_mutex_unlock(&c->driver);
     }
     if (!awake) {
-        if (streamed && !stream)
-            atomic_store_explicit(&E.sleeping, 2, memory_order_seq_cst);
         struct timespec t = {0, stream ? 50000 : streamed ? 1000000 : busy ? 50000000 : 500000000};
         pthread_mutex_unlock(&E.lock);
         ppoll(q, n, &t, NULL);
@@ -144,13 +138,6 @@ void hx_engine_kick(void)
         return;
 }
 
-void hx_engine_look(int soon)
-{
-    atomic_thread_fence(memory_order_seq_cst);
-    if (!soon || atomic_load_explicit(&E.sleeping, memory_order_relaxed) != 2)
-        hx_engine_kick();
-}
-
 /* Joins the progress thread. Blocks until its pass ends. */
 void hx_engine_stop(void)
 {
@@ -168,36 +155,16 @@ void hx_engine_stop(void)
     E.started = 0;
 }
 
-static void append(works *l, hx_work *w)
-{
-    w->next = NULL;
-    if (l->tail)
-        l->tail->next = w;
-    else
-        l->head = w;
-    l->tail = w;
-}
-
-static hx_work *take(works *l)
-{
-    hx_work *w = l->head;
-    if (w && !(l->head = w->next))
-        l->tail = NULL;
-    return w;
-}
-
 void hx_completed_push(hx_work *w)
 {
-    int quiet = w->streamed && !atomic_load_explicit(&w->prompt, memory_order_seq_cst);
     pthread_mutex_lock(&E.done_lock);
-    append(quiet ? &E.quiet : &E.done, w);
+    w->next = NULL;
+    if (E.done_tail)
+        E.done_tail->next = w;
+    else
+        E.done_head = w;
+    E.done_tail = w;
     pthread_mutex_unlock(&E.done_lock);
-    if (!quiet || atomic_load_explicit(&w->prompt, memory_order_seq_cst))   /* works are pooled: the memory stays readable */
-        hx_completed_look();
-}
-
-void hx_completed_look(void)
-{
     atomic_fetch_add_explicit(&E.done_word, 1, memory_order_seq_cst);
     hetccl_futex_wake(&E.done_word);
 }
@@ -207,23 +174,16 @@ hx_work *hx_completed_pop(uint64_t timeout_ns)
     for (int turn = 0; turn < 2; turn++) {
         uint32_t seen = atomic_load_explicit(&E.done_word, memory_order_acquire);
         pthread_mutex_lock(&E.done_lock);
-        hx_work *w = take(&E.done);
-        if (!w)
-            w = take(&E.quiet);
+        hx_work *w = E.done_head;
+        if (w && !(E.done_head = w->next))
+            E.done_tail = NULL;
         pthread_mutex_unlock(&E.done_lock);
-        if (w || turn || !timeout_ns)
+        if (w)
             return w;
-        hetccl_futex_wait(&E.done_word, seen, timeout_ns);
+        if (turn == 0)
+            hetccl_futex_wait(&E.done_word, seen, timeout_ns);
     }
     return NULL;
-}
-
-hx_work *hx_completed_quiet(void)
-{
-    pthread_mutex_lock(&E.done_lock);
-    hx_work *w = take(&E.quiet);
-    pthread_mutex_unlock(&E.done_lock);
-    return w;
 }
 
 /* In a forked child: the threads are gone, and their locks may be held for ever. */
@@ -233,7 +193,7 @@ void hx_engine_after_fork(void)
     pthread_mutex_init(&E.lock, NULL);
     pthread_mutex_init(&E.done_lock, NULL);
     E.comms = NULL;
-    E.done = E.quiet = (works){NULL, NULL};
+    E.done_head = E.done_tail = NULL;
     E.started = 0;
     E.wake_fd = -1;                         /* the number may be reused: never write to the parent's */
 }

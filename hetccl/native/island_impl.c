@@ -21,11 +21,13 @@ typedef struct island_flow {
     void (*fold)(const struct island_flow *f, uint32_t step);    /* NULL: nothing is combined */
     void (*take)(const struct island_flow *f, uint32_t step);    /* NULL: this rank takes nothing */
     int source;                               /* rank that alone puts; -1: all do */
+    int past;                                 /* the result is more than the caches keep, so it goes past them */
 } island_flow;
 
 static int run(const island_flow *f, size_t per_step, int lanes);
 static int run_part(island_flow *f);
 static void divide(island_flow *f, size_t per_step, int lanes);
+static void deliver(const island_flow *f, char *to, const char *from, size_t nbytes);
 static void put_parts(const island_flow *f, uint32_t step);
 static void fold_part(const island_flow *f, uint32_t step);
 static void take_parts(const island_flow *f, uint32_t step);
@@ -274,9 +276,20 @@ static int run_part(island_flow *f)
 static void divide(island_flow *f, size_t per_step, int lanes)
 {
     size_t size = f->call->size;
+    size_t blocks = f->take == take_own || f->take == take_blocks ? (size_t)f->s->n : 1;
+    f->past = hetccl_outgrows_caches(f->call->stride * size * blocks, f->s->sharers);
     f->lane = ISLAND_SLOT / (size_t)lanes / LANE_ALIGN * LANE_ALIGN;
     f->grain = f->lane / size;
     f->steps = (uint32_t)((f->call->count + f->grain * per_step - 1) / (f->grain * per_step));
+}
+
+/* A piece of the result, which this call does not read again. */
+static void deliver(const island_flow *f, char *to, const char *from, size_t nbytes)
+{
+    if (f->past)
+        hetccl_copy_past(to, from, nbytes);
+    else
+        memcpy(to, from, nbytes);
 }
 
 /* Part `lane` of a step of all_reduce or reduce: the block of this step, cut into one part an owner. Elements, from `*at`. */
@@ -342,7 +355,7 @@ static void take_parts(const island_flow *f, uint32_t step)
     for (int j = 0; j < f->s->n; j++) {
         size_t at, n = part(f, step, j, &at);
         if (j != f->s->rank && n)
-            memcpy((char *)f->call->recv + at * f->call->size, result_of(f, j, step), n * f->call->size);
+            deliver(f, (char *)f->call->recv + at * f->call->size, result_of(f, j, step), n * f->call->size);
     }
 }
 
@@ -355,7 +368,7 @@ static void put_blocks(const island_flow *f, uint32_t step)
         if (j != f->s->rank)
             memcpy(lane_of(f, f->s->rank, step, j), from, n * size);
         else if (f->take && f->call->recv != f->call->send)
-            memcpy((char *)f->call->recv + ((size_t)j * f->call->stride + at) * size, from, n * size);
+            deliver(f, (char *)f->call->recv + ((size_t)j * f->call->stride + at) * size, from, n * size);
     }
 }
 
@@ -371,8 +384,8 @@ static void take_blocks(const island_flow *f, uint32_t step)
     size_t at, n = piece(f, step, &at), size = f->call->size;
     for (int j = 0; j < f->s->n; j++)
         if (j != f->s->rank)
-            memcpy((char *)f->call->recv + ((size_t)j * f->call->stride + at) * size, lane_of(f, j, step, f->s->rank),
-                   n * size);
+            deliver(f, (char *)f->call->recv + ((size_t)j * f->call->stride + at) * size,
+                    lane_of(f, j, step, f->s->rank), n * size);
 }
 
 /* all_gather and broadcast: one lane with a piece of my buffer, which goes to its place in my own result at once. */
@@ -384,7 +397,7 @@ static void put_own(const island_flow *f, uint32_t step)
     if (f->s->n > 1)
         memcpy(lane_of(f, f->s->rank, step, 0), from, n * size);
     if (to != from)
-        memcpy(to, from, n * size);
+        deliver(f, to, from, n * size);
 }
 
 static void take_own(const island_flow *f, uint32_t step)
@@ -392,11 +405,11 @@ static void take_own(const island_flow *f, uint32_t step)
     size_t at, n = piece(f, step, &at), size = f->call->size;
     for (int j = 0; j < f->s->n; j++)
         if (j != f->s->rank)
-            memcpy((char *)f->call->recv + ((size_t)j * f->call->stride + at) * size, lane_of(f, j, step, 0), n * size);
+            deliver(f, (char *)f->call->recv + ((size_t)j * f->call->stride + at) * size, lane_of(f, j, step, 0), n * size);
 }
 
 static void take_whole(const island_flow *f, uint32_t step)
 {
     size_t at, n = piece(f, step, &at), size = f->call->size;
-    memcpy((char *)f->call->recv + at * size, lane_of(f, f->source, step, 0), n * size);
+    deliver(f, (char *)f->call->recv + at * size, lane_of(f, f->source, step, 0), n * size);
 }

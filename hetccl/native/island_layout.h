@@ -64,6 +64,7 @@ struct hetccl_island {
     char *base;
     size_t nbytes;
     int rank, n, pauses;
+    int sharers;                              /* ranks of this host, of other islands, too */
     _Atomic uint64_t timeout_ns;
     _Atomic int32_t waiting_for, failed;      /* failed: HETCCL_OK or HETCCL_TIMED_OUT */
     uint32_t exchanges;                       /* so far: equal on all ranks between calls */

@@ -46,7 +46,8 @@ int hetccl_island_open(int fd, int rank, int n, int local_ranks, uint64_t timeou
     s->nbytes = nbytes;
     s->rank = rank;
     s->n = n;
-    s->pauses = hetccl_wait_pauses(local_ranks > n ? local_ranks : n);
+    s->sharers = local_ranks > n ? local_ranks : n;
+    s->pauses = hetccl_wait_pauses(s->sharers);
     s->timeout_ns = timeout_ns;
     s->waiting_for = -1;
     s->threads = 1;

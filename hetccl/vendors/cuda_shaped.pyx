@@ -83,18 +83,7 @@ cdef class CudaRuntime:
 
     cdef void *find(self, str call, bint required=False) except? NULL:
         """The runtime's function for `call` ("Malloc"), under the first of its spellings."""
-        cdef void *address = NULL
-        names = self.shape.spellings.get(call, (self.shape.prefix + call,))
-        if call not in self.shape.missing:
-            for name in names:
-                address = self.library.find(name)
-                if address != NULL:
-                    return address
-        if required:
-            raise PluginLoadError(
-                f"{self.shape.name}: {self.library.path} has no {' or '.join(names)}, so it is not the library it "
-                f"seems to be, or far too old. {self.shape.remedy}", library=self.library.path, symbol=names[0])
-        return NULL
+        return self.library.find_call(self.shape, call, required)
 
     cdef int check(self, int code, str call) except -1:
         cdef text_fn words = <text_fn>self.find("GetErrorString")

@@ -12,7 +12,7 @@ from hetccl.spi cimport (
     HETCCL_CCL_CAPSULE, HETCCL_DEVICE_CAPSULE, HETCCL_OK, HETCCL_VENDOR, hetccl_device_ops, hetccl_table)
 from hetccl.vendors.nccl_calls cimport *
 
-from hetccl.errors import ConfigError, PluginLoadError
+from hetccl.errors import ConfigError
 from hetccl.types import DType, RedOp
 from hetccl.vendors.nccl_shape import Caps
 
@@ -58,18 +58,7 @@ cdef class NcclShapedCcl:
 
     cdef void *find(self, str call, bint required=False) except? NULL:
         """The library's function for `call` ("AllReduce"), under the first of its spellings."""
-        cdef void *address = NULL
-        names = self.shape.spellings.get(call, (self.shape.prefix + call,))
-        if call not in self.shape.missing:
-            for name in names:
-                address = self.library.find(name)
-                if address != NULL:
-                    return address
-        if required:
-            raise PluginLoadError(
-                f"{self.shape.name}: {self.library.path} has no {' or '.join(names)}, so it is not the library it "
-                f"seems to be, or far too old. {self.shape.remedy}", library=self.library.path, symbol=names[0])
-        return NULL
+        return self.library.find_call(self.shape, call, required)
 
 
 cdef int fill_data(Lib *l, shape) except -1:

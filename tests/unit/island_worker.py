@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of test_island.py: `python island_worker.py CASE ID RANK SIZE THREADS`, where
+"""One rank of test_island.py: `python island_worker.py CASE ID RANK SIZE SHARERS THREADS`, where
 THREADS is "3,1" if even ranks have three and odd ones one.
 
 Prints one line of JSON; exits 1 on a wrong result.
@@ -320,7 +320,7 @@ CASES: dict[str, tuple[Callable[[Rank], object], float]] = {
 if __name__ == "__main__":
     case, (island_id, rank, size) = sys.argv[1], (bytes.fromhex(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
     function, timeout = CASES[case]
-    threads = [int(n) for n in sys.argv[5].split(",")]
-    opened = Island(island_id, rank, size, 20.0, threads=threads[rank % len(threads)])
+    threads = [int(n) for n in sys.argv[6].split(",")]
+    opened = Island(island_id, rank, size, 20.0, int(sys.argv[5]), threads=threads[rank % len(threads)])
     opened.timeout = timeout
     print(json.dumps(function(Rank(opened))))

@@ -43,6 +43,12 @@ def test_an_island_with_threads_can_be_forked() -> None:
     assert _run("misuse", 2, "3") == [[kinds, 7]] * 2
 
 
+@pytest.mark.parametrize("size", (2, 3))
+def test_results_that_go_past_the_caches(size: int) -> None:
+    """As if a million ranks shared the host: then every result is more than its caches keep."""
+    assert _run("every_operation", size, sharers=1 << 20) == ["done"] * size
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_all_ranks_hold_the_bits_of_rank_order(size: int) -> None:
     digests = _run("same_bits", size)
@@ -164,12 +170,12 @@ def test_rank_0_that_leaves_is_noticed() -> None:
 # ------------------------------------------------------------------------------------------------------ helpers
 
 
-def _run(case: str, size: int, threads: str = "1", timeout: float = 80.0) -> list:
+def _run(case: str, size: int, threads: str = "1", timeout: float = 80.0, sharers: int = 0) -> list:
     """What each rank said; None if it said nothing. No rank outlives the call."""
     island_id = new_id().hex()
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(WORKER), case, island_id, str(rank), str(size), threads],
+            [sys.executable, str(WORKER), case, island_id, str(rank), str(size), str(sharers), threads],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
