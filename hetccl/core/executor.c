@@ -2,7 +2,7 @@
  * Runs a plan: binds count and addresses, then moves the two lanes of a work forward. The island lane makes vendor calls and
  * copies in one order; the border lane moves messages. A step waits for at most one step of the other lane.
  */
-#include "direct.h"
+#include "executor.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -270,14 +270,6 @@ static int border_lags(const hx_work *w, const hx_step *s, int64_t segment, int 
     return next && (of - next->shift < segment - s->shift || (of - next->shift == segment - s->shift && at < index));
 }
 
-/* Whether a call is worth a thread of its own: a CPU rank beside devices sums for its island in it, and the driver for the
- * border, each another segment. One after the other they take twice as long. */
-static int goes_beside(const hx_work *w, size_t nbytes)
-{
-    const hx_comm *c = w->comm;
-    return c->host_memory && nbytes >= HX_BESIDE_BYTES && w->segments > 1 && hx_goes_direct(c) && w->plan->lane_len[HX_LANE_BORDER];
-}
-
 /* One step of a lane: 1 moved, 0 blocked, -1 lane at its end (or the communicator failed). */
 static int lane_step(hx_work *w, int lane, int inline_calls)
 {
@@ -313,8 +305,7 @@ static int lane_step(hx_work *w, int lane, int inline_calls)
             size_t n;
             hx_address(w, &s->len, segment, &n);
             int in_turn = hx_in_turn(c);    /* then the call may wait for other ranks */
-            size_t nbytes = n * hetccl_dtype_size(w->plan->dtype);
-            int small = nbytes <= HX_INLINE_BYTES || ((c->ccl->caps & HETCCL_CCL_ABORT) && !goes_beside(w, nbytes));
+            int small = n * hetccl_dtype_size(w->plan->dtype) <= HX_INLINE_BYTES || (c->ccl->caps & HETCCL_CCL_ABORT);
             int here = n == 0 || (c->streaming ? !in_turn || inline_calls
                                                       : inline_calls && small && !border_lags(w, s, segment, index));
             if (!here) {

@@ -23,7 +23,6 @@
 #define HX_TRANSPORTS 4
 #define HX_EVENTS 16
 #define HX_POLL 1024                /* descriptors that a sleeper watches at most */
-#define HX_BESIDE_BYTES (1u << 20)  /* of a call that is handed over although it could be made by the thread that drives */
 #define HX_INLINE_BYTES 65536u      /* a BLOCKING vendor call up to here runs on the thread that drives (design D7) */
 #define HX_GRACE_NS 250000000ull    /* without progress for so long, a lost peer fails the work ... */
 #define HX_FAREWELL_NS 1000000000ull /* ... and after so long one that left, or whose link broke: it may only be the first to

@@ -277,7 +277,7 @@ static void divide(island_flow *f, size_t per_step, int lanes)
 {
     size_t size = f->call->size;
     size_t blocks = f->take == take_own || f->take == take_blocks ? (size_t)f->s->n : 1;
-    f->past = hetccl_outgrows_caches(f->call->count * size * blocks, f->s->sharers);
+    f->past = hetccl_outgrows_caches(f->call->stride * size * blocks, f->s->sharers);
     f->lane = ISLAND_SLOT / (size_t)lanes / LANE_ALIGN * LANE_ALIGN;
     f->grain = f->lane / size;
     f->steps = (uint32_t)((f->call->count + f->grain * per_step - 1) / (f->grain * per_step));
