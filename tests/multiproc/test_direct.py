@@ -83,6 +83,7 @@ def test_ranks_that_call_different_things_find_out(wired: dict[str, str], counts
         (PAIR, direct_bodies.SMALL),
         (PAIR, direct_bodies.LARGE),
         ("host:1,nccl:1", direct_bodies.LARGE),
+        ("host:2,nccl:2", direct_bodies.LARGE),
     ],
 )
 def test_a_dead_peer_ends_the_wait(wired: dict[str, str], ranks: str, count: int) -> None:
