@@ -335,9 +335,12 @@ class Control:
                 self._take_news(sock, data, fds)
 
     def _give(self, to: int, peer: int, sock: socket.socket | None) -> None:
+        road = self._sockets.get(to)
+        if road is None:  # it has left meanwhile: the reactor's thread took its socket away
+            return
         with contextlib.suppress(OSError):
             fds = [] if sock is None else [sock.fileno()]
-            socket.send_fds(self._sockets[to], [_NEWS.pack(ADOPT, peer)], fds, socket.MSG_NOSIGNAL)
+            socket.send_fds(road, [_NEWS.pack(ADOPT, peer)], fds, socket.MSG_NOSIGNAL)
 
     def _adopt(self, peer: int, fd: int) -> None:
         """A socket to `peer` from the leader that leaves. Whoever gets one to a rank below itself follows that one."""

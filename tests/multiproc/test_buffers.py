@@ -92,9 +92,9 @@ def waits_briefly(rank: int, size: int) -> None:
     with hetccl.init() as comm:
         x = np.ones(4, np.float32)
         comm.all_reduce(np.ones(4, np.float32))  # the first of its kind is chosen, planned and proved, which takes time
-        comm.barrier()
+        word = np.ones(1)
         if rank == 1:
-            time.sleep(2)
+            comm.recv(word, 0)  # not before rank 0 has waited in vain
         work = comm.all_reduce(x, async_op=True)
         if rank == 0:
             for brief in (0, 0.05, -1):
@@ -102,6 +102,7 @@ def waits_briefly(rank: int, size: int) -> None:
                 with pytest.raises(TimedOutError, match="it goes on"):
                     work.wait(brief)
                 assert time.monotonic() - started < 0.5
+            comm.send(word, 1)
         work.wait(float("inf"))
         assert (x == 2).all()
 

@@ -70,7 +70,9 @@ def test_a_rank_that_ignores_sigterm_is_killed() -> None:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_ranks_do_not_outlive_the_launcher(tmp_path: Path, how: signal.Signals) -> None:
     body = f"import os,time; open({str(tmp_path)!r}+'/'+os.environ['RANK'],'w').write(str(os.getpid())); time.sleep(60)"
-    code = f"from hetccl.cli.launch import run_ranks; run_ranks(['-c', {body!r}], 2, {{}}, 50)"
+    # Whoever starts this in the background of a shell without job control has the interrupt ignored.
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += f"from hetccl.cli.launch import run_ranks; run_ranks(['-c', {body!r}], 2, {{}}, 50)"
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     env = {**os.environ, "TMPDIR": str(temporary)}
