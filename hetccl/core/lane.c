@@ -3,7 +3,7 @@
  * go on. One call at a time. A call that never returns, in a library without abort, is left behind (lane_abandoned).
  */
 #include "executor.h"
-#include <signal.h>
+#include "threads.h"
 
 static void *lane_main(void *arg)
 {
@@ -28,12 +28,7 @@ static void *lane_main(void *arg)
 int hx_lane_post(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment)
 {
     if (!c->lane_started) {
-        sigset_t all, before;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);   /* signals belong to the program's own threads */
-        int rc = pthread_create(&c->lane_thread, NULL, lane_main, c);
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
-        if (rc)
+        if (hetccl_thread_start(&c->lane_thread, NULL, lane_main, c) != 0)
             return HETCCL_SYSTEM;
         c->lane_started = 1;
     }

@@ -3,8 +3,8 @@
  * works, which the completion thread empties (that one is Python's and takes the GIL; this one never does).
  */
 #include "direct.h"
+#include "threads.h"
 #include <poll.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/eventfd.h>
 
@@ -103,13 +103,9 @@ void hx_engine_add(hx_comm *c)
 {
     pthread_mutex_lock(&E.lock);
     if (!E.started) {
-        sigset_t all, before;
         E.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
         E.stop = 0;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        E.started = pthread_create(&E.thread, NULL, progress_main, NULL) == 0;
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        E.started = hetccl_thread_start(&E.thread, NULL, progress_main, NULL) == 0;
     }
     c->engine_next = E.comms;
     E.comms = c;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "wait.h"
 #include "team.h"
-#include <pthread.h>
-#include <signal.h>
+#include "threads.h"
 #include <stdlib.h>
 
 #define ROOM 512u                           /* parts that wait at most: two rings of slots, several parts each */
@@ -79,15 +78,11 @@ static void *work(void *arg)
 hx_team *hx_team_new(int threads)
 {
     hx_team *t = threads > 1 ? calloc(1, sizeof *t + (size_t)threads * sizeof *t->helper) : NULL;
-    sigset_t all, before;
     if (!t)
         return NULL;
     t->threads = 1;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (t->threads < threads && pthread_create(&t->helper[t->threads], NULL, work, t) == 0)
+    while (t->threads < threads && hetccl_thread_start(&t->helper[t->threads], NULL, work, t) == 0)
         t->threads++;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     return t;
 }
 

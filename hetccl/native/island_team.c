@@ -2,9 +2,8 @@
  * Threads of one rank that carry the tracks of a large operation. The first such operation starts them; they sleep between.
  */
 #include "island_impl.h"
+#include "threads.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 
 struct island_team {
@@ -53,21 +52,17 @@ static void call_helpers(island_team *t)
 island_team *island_team_new(int threads)
 {
     island_team *t = threads > 1 ? calloc(1, sizeof *t + (size_t)threads * sizeof *t->helper) : NULL;
-    sigset_t all, before;
     if (!t)
         return NULL;
     t->threads = 1;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);      /* signals belong to the program's own threads */
     while (t->threads < threads) {
         struct helper *h = &t->helper[t->threads];
         h->team = t;
         h->number = t->threads;
-        if (pthread_create(&h->thread, NULL, help, h) != 0)
+        if (hetccl_thread_start(&h->thread, NULL, help, h) != 0)
             break;
         t->threads++;                         /* read by helpers only behind a job */
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     return t;
 }
 

@@ -48,7 +48,6 @@ class HetcclOps(ComposedOps, SparseOps):
         self._comm = comm
         self._run = comm._run
         self._post = comm.post
-        self._post_unchecked = comm._core.post
         self._store = store
         self._rank = rank
         self._size = size
@@ -226,10 +225,8 @@ class HetcclOps(ComposedOps, SparseOps):
         try:
             if opts.asyncOp or self._coalescing is not None:
                 stream = self._current_stream()
-                if root:
-                    self._comm._check_rank(root, "root")
-                work = self._work((self._post_unchecked(op, in_ptr, out_ptr, count, dtype, redop, root, 0, timeout, keep, None, 1.0,
-                                                        None, stream, ours),), outputs, finish)
+                work = self._work((self._post(op, in_ptr, out_ptr, count, dtype, redop, root, 0, timeout, keep, None, 1.0, stream,
+                                             ours),), outputs, finish)
                 if self._coalescing is not None:
                     self._coalescing.append(work)
                 return work

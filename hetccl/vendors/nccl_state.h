@@ -4,7 +4,6 @@
 #ifndef HETCCL_NCCL_STATE_H
 #define HETCCL_NCCL_STATE_H
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
@@ -12,6 +11,7 @@
 #include <unistd.h>
 
 #include "hetccl/spi.h"
+#include "threads.h"
 
 #define HETCCL_NCCL_ID_MAX 4096
 #define HETCCL_NCCL_CONFIG_MAX 512
@@ -124,13 +124,9 @@ static inline int hetccl_nccl_thread(void *(*body)(void *), void *arg)
 {
     pthread_t thread;
     pthread_attr_t attr;
-    sigset_t all, before;
     pthread_attr_init(&attr);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int rc = pthread_create(&thread, &attr, body, arg);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int rc = hetccl_thread_start(&thread, &attr, body, arg);
     pthread_attr_destroy(&attr);
     return rc;
 }

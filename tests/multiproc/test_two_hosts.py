@@ -44,6 +44,33 @@ def hosts(require: Callable[[object, str, str], None]) -> Iterator[list[str]]:
         subprocess.run(["ip", "netns", "del", name], timeout=20, check=True)
 
 
+def on_each(
+    hosts: list[str], seconds: float, job: Callable[[int], tuple[list[str], dict[str, str]]]
+) -> tuple[list[subprocess.Popen[str]], list[str]]:
+    """Runs command and environment `job(number)` on each host: the processes, ended, and what they said."""
+    processes = []
+    for number, name in enumerate(hosts):
+        command, env = job(number)
+        processes.append(
+            subprocess.Popen(
+                ["ip", "netns", "exec", name, *command],
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        )
+    try:
+        deadline = time.monotonic() + seconds
+        return processes, [p.communicate(timeout=max(1.0, deadline - time.monotonic()))[0] for p in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+
+
 def test_demo_trains_across_two_hosts(hosts: list[str], tmp_path: Path, oneccl: None) -> None:
     result = tmp_path / "result.json"
     env = {
@@ -54,55 +81,12 @@ def test_demo_trains_across_two_hosts(hosts: list[str], tmp_path: Path, oneccl: 
         "HETCCL_TIMEOUT": "60",
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
     }
-    agents = [
-        subprocess.Popen(
-            [
-                "ip",
-                "netns",
-                "exec",
-                name,
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--nnodes",
-                "2",
-                "--node-rank",
-                str(number),
-                "--nproc-per-node",
-                "2",
-                "--master-addr",
-                "10.78.0.1",
-                "--master-port",
-                "29777",
-                "-m",
-                "hetccl.demo.train",
-                "--steps",
-                "12",
-                "--width",
-                "32",
-                "--layers",
-                "1",
-                "--every",
-                "4",
-                "--result",
-                str(result),
-            ],
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        for number, name in enumerate(hosts)
-    ]
-    try:
-        deadline = time.monotonic() + 200
-        outputs = [agent.communicate(timeout=max(1.0, deadline - time.monotonic()))[0] for agent in agents]
-    finally:
-        for agent in agents:
-            if agent.poll() is None:
-                os.killpg(agent.pid, signal.SIGKILL)
-                agent.wait()
+    launcher = [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", "--master-addr",
+        "10.78.0.1", "--master-port", "29777", "--node-rank",
+    ]  # fmt: skip
+    program = ["-m", "hetccl.demo.train", "--steps", "12", "--width", "32", "--layers", "1", "--every", "4", "--result"]
+    agents, outputs = on_each(hosts, 200, lambda number: ([*launcher, str(number), *program, str(result)], env))
     assert [agent.returncode for agent in agents] == [0, 0], "\n".join(outputs)
     found = json.loads(result.read_text())
     assert found["identical"]
@@ -126,24 +110,7 @@ def test_devices_of_two_hosts_take_the_direct_path(hosts: list[str]) -> None:
         "WORLD_SIZE": "2", "MASTER_ADDR": "10.78.0.1", "MASTER_PORT": "29778",
         "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *(p for p in sys.path if p)]),
     }  # fmt: skip
-    ranks = [
-        subprocess.Popen(
-            ["ip", "netns", "exec", name, sys.executable, "-c", code],
-            env={**env, "RANK": str(number)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        for number, name in enumerate(hosts)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            if rank.poll() is None:
-                os.killpg(rank.pid, signal.SIGKILL)
-                rank.communicate()
+    _, outputs = on_each(hosts, 100, lambda n: ([sys.executable, "-c", code], {**env, "RANK": str(n)}))
     for number, output in enumerate(outputs):
         said = [line for line in output.splitlines() if line.startswith("RESULT ")]
         assert said, output

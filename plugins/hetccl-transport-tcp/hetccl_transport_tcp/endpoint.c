@@ -90,6 +90,14 @@ static int op_progress(void *ctx, void *ep)
     return look(e);
 }
 
+/* Notes a descriptor to wait for, if there is room; counts it anyway. */
+static void want(int *fds, uint32_t max, uint32_t *wanted, int fd)
+{
+    if (*wanted < max)
+        fds[*wanted] = fd;
+    ++*wanted;
+}
+
 static int op_wait_fds(void *ctx, int *fds, uint32_t max, uint32_t *n)
 {
     hetccl_tcp *tcp = ctx;
@@ -98,30 +106,17 @@ static int op_wait_fds(void *ctx, int *fds, uint32_t max, uint32_t *n)
     for (hetccl_tcp_ep *ep = tcp->eps; ep; ep = ep->next) {
         for (int i = 0; i < HETCCL_CHANNELS && !ep->closed; i++) {
             const hetccl_tcp_channel *c = &ep->channel[i];
-            if (!c->rx_status) {             /* a lost one would be readable for ever */
-                if (wanted < max)
-                    fds[wanted] = c->fd;
-                wanted++;
-            }
-            if (hetccl_tcp_channel_unsent(c)) {
-                if (wanted < max)
-                    fds[wanted] = c->fd | HETCCL_WAIT_WRITABLE;
-                wanted++;
-            }
+            if (!c->rx_status)               /* a lost one would be readable for ever */
+                want(fds, max, &wanted, c->fd);
+            if (hetccl_tcp_channel_unsent(c))
+                want(fds, max, &wanted, c->fd | HETCCL_WAIT_WRITABLE);
         }
-    }
-    for (hetccl_tcp_ep *ep = tcp->eps; ep; ep = ep->next) {
         const hetccl_tcp_window *w = ep->closed ? NULL : ep->window;
         if (!w || !w->memory || atomic_load_explicit(&w->status, memory_order_relaxed))
             continue;
-        if (wanted < max)
-            fds[wanted] = w->words_fd;
-        wanted++;
-        if (hetccl_tcp_window_unsent(w)) {
-            if (wanted < max)
-                fds[wanted] = w->words_fd | HETCCL_WAIT_WRITABLE;
-            wanted++;
-        }
+        want(fds, max, &wanted, w->words_fd);
+        if (hetccl_tcp_window_unsent(w))
+            want(fds, max, &wanted, w->words_fd | HETCCL_WAIT_WRITABLE);
     }
     pthread_mutex_unlock(&tcp->lock);
     *n = wanted < max ? wanted : max;
