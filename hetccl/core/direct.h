@@ -16,7 +16,7 @@
 #define HX_LEAST_CHUNK ((size_t)512 << 10)
 #define HX_WORD_BYTES ((size_t)1 << 20)     /* words of one exchange: half of it is data */
 #define HX_BY_HOST_BYTES (64u << 10)        /* up to here two copies and a sum of the host beat a kernel a chunk */
-#define HX_PART_BYTES ((size_t)128 << 10)   /* of a chunk, for one thread of a rank of the host's memory */
+#define HX_PART_BYTES ((size_t)512 << 10)   /* of a chunk, for one thread of a rank of the host's memory: a whole slot */
 #define HX_PAST_BYTES ((size_t)8 << 20)    /* messages of which so much is not in a cache when somebody reads it */
 #define HX_COMBINERS 4                      /* flows that combine at once; further ones wait */
 #define HX_RINGS HETCCL_CHANNELS            /* contributions, results, data of messages */
@@ -200,7 +200,7 @@ int hx_direct_publish(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, si
 static inline int hx_direct_past(const hx_work *w, const hx_flow_state *st, size_t es)
 {
     size_t n = w->count > st->n ? w->count : st->n;
-    return n * es > HX_PAST_BYTES && w->comm->island_size == 1;
+    return n * es > HX_PAST_BYTES && w->plan->n_calls == 0;
 }
 
 /* ---- direct_combine.c */

@@ -132,7 +132,7 @@ typedef struct hx_comm {
     void *dev_ctx;
     const hetccl_ccl_ops *ccl;
     void *ccl_ctx, *ccl_comm;
-    int32_t island_size, island_rank;
+    int32_t island_rank;
     hx_group *groups;                  /* a step's group g is groups[g - 1]; 0 is the whole island */
     int32_t n_groups;
     int32_t *island_ranks;             /* ranks of my island that share my board, in the order of their processes: turns.c */

@@ -87,7 +87,7 @@ static int goes_past(const hx_work *w, const hx_flow *f, size_t es)
 {
     const hx_plan *plan = w->plan;
     int all_to_all = plan->in_blocks > 1 && plan->out_blocks > 1;
-    int last = all_to_all || w->comm->island_size == 1;     /* no call of the library reads it afterwards */
+    int last = all_to_all || plan->n_calls == 0;            /* no call of the library reads it afterwards */
     return last && f->kind == HX_FLOW_RECV && f->dst.buffer == HX_OUT && w->comm->host_memory &&
            hetccl_outgrows_caches((size_t)plan->out_blocks * w->count * es, w->comm->local_ranks);
 }
