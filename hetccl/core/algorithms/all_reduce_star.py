@@ -45,13 +45,14 @@ def star(topology: Topology, shared: Shared, rank: int, places: Places | None = 
         )
     b = PlanBuilder(units=border.units)
     before, after = averages_by(shared, topology.size)
-    buffer = prescaled(b, isl, shared, [b.whole(Buffer.IN)], before)
+    shift = int(isl.size > 1 and isl.index == hub.index)  # the library reduces the next segment before it spreads this one
+    buffer = prescaled(b, isl, shared, [b.whole(Buffer.IN)], before, shift)
     device_blocks = host_blocks = int(buffer != Buffer.IN)
     ready = len(b.steps) - 1 if b.steps else -1
     if isl.index == hub.index:
         shards = Shards(topology, b, rank)
         if isl.size > 1:
-            last, used = shards.partials(shared, buffer, device_blocks, 0)
+            last, used = shards.partials(shared, buffer, device_blocks, shift)
             ready = max(ready, last)
             device_blocks, host_blocks = device_blocks + used, host_blocks + used
         mine, done = shards.mine(Buffer.OUT), -1
