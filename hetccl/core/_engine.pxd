@@ -205,6 +205,7 @@ cdef extern from "executor.h" nogil:
         uint64_t device_sums
         uint64_t border_sent
         uint64_t staged_bytes
+        uint64_t past_bytes
     hx_comm *hx_comm_new(int rank, int size)
     int hx_identity(void *dst, size_t count, int dtype, int redop)
     int hx_comm_quiesce(hx_comm *c, uint64_t ns)

@@ -12,7 +12,7 @@
 
 #define HX_RING_BYTES ((size_t)16 << 20)    /* stays in the last-level cache, 32 would not */
 #define HX_SLOTS 4u                         /* of a ring between devices: so large are chunks at most */
-#define HX_MOST_SLOTS 32u                   /* of a ring where a rank's memory is the host's */
+#define HX_MOST_SLOTS 32u                   /* of a ring where a rank's memory is the host's; half of them where several are */
 #define HX_LEAST_CHUNK ((size_t)512 << 10)
 #define HX_WORD_BYTES ((size_t)1 << 20)     /* words of one exchange: half of it is data */
 #define HX_BY_HOST_BYTES (64u << 10)        /* up to here two copies and a sum of the host beat a kernel a chunk */
@@ -120,7 +120,7 @@ typedef struct hx_direct {
     int how, may_spin, kernels;             /* how: forced, or HX_HOW_AUTO */
     uint32_t slots;                         /* of a ring, and their bytes; equal on all ranks */
     size_t slot_bytes;
-    int hosts;                              /* some rank's memory is the host's */
+    int hosts;                              /* ranks whose memory is the host's */
     int agreed;                             /* all ranks can: flows go this way */
     void *stream[HX_STREAMS], *drain[HX_STREAMS], *begin;
     uint32_t fenced[HX_STREAMS];            /* sequence of the work that the stream has been ordered behind */
@@ -135,7 +135,7 @@ typedef struct hx_direct {
 /* ---- windows.c */
 typedef struct hx_direct_options {
     int how, may_spin;
-    int hosts;                              /* some rank's memory is the host's */
+    int hosts;                              /* ranks whose memory is the host's */
     int threads;                            /* of such a rank copy and sum */
 } hx_direct_options;
 

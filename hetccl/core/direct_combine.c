@@ -262,6 +262,8 @@ static int in_host_memory(hx_work *w, const hx_flow *f, hx_flow_state *st, uint3
         if (f->kind != HX_FLOW_EXCHANGE && (rc = results(w, f, st, j, es)) != HETCCL_OK)
             break;
         j->past = j->n_dst <= 2 && hx_direct_past(w, st, es);
+        if (j->past)
+            atomic_fetch_add_explicit(&c->past_bytes, j->count * j->es, memory_order_relaxed);
         hx_team_push(d->team, sum_share, j, hx_direct_parts(c, j->count * es), &j->left);
         st->combine_begun++;
         *moved = 1;

@@ -187,7 +187,7 @@ typedef struct hx_comm {
     struct hx_direct *direct;          /* the direct path of its flows (direct.h), or NULL */
     hx_trace *trace;                   /* NULL: nobody wants to know */
     /* counters */
-    _Atomic uint64_t n_ops[16], vendor_calls[8], group_calls, border_sent, staged_bytes, device_sums;
+    _Atomic uint64_t n_ops[16], vendor_calls[8], group_calls, border_sent, staged_bytes, device_sums, past_bytes;
     struct hx_comm *engine_next;
     int in_engine;
 } hx_comm;

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """all_reduce of ranks in host memory around an island of devices, all on the direct path: the devices own the elements,
-and every other rank sends each device its shard and gets the sum back. What a CPU would do for sums inside its own island
-costs it more than the copies to and from the devices' rings, and devices add at the speed of their memory."""
+and every other rank sends each device its shard and gets the sum back. What a CPU would do for sums inside its own
+island costs it more than the copies to and from the devices' rings, and devices add at the speed of their memory."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from hetccl.errors import UnsupportedError
 __all__ = ["MOST_SPOKES", "hub_of", "star"]
 
 MOST_SPOKES = 7  # contributions that a flow combines with its own
+SEGMENT = 32 << 20  # bytes: chunks overlap within one, and a device's library takes little time for so much
 
 
 def hub_of(topology: Topology) -> Island | None:
@@ -45,7 +46,8 @@ def star(topology: Topology, shared: Shared, rank: int, places: Places | None = 
         )
     b = PlanBuilder(units=border.units)
     before, after = averages_by(shared, topology.size)
-    shift = int(isl.size > 1 and isl.index == hub.index)  # the library reduces the next segment before it spreads this one
+    # the library reduces the next segment before it spreads this one
+    shift = int(isl.size > 1 and isl.index == hub.index)
     buffer = prescaled(b, isl, shared, [b.whole(Buffer.IN)], before, shift)
     device_blocks = host_blocks = int(buffer != Buffer.IN)
     ready = len(b.steps) - 1 if b.steps else -1
@@ -88,7 +90,7 @@ def star(topology: Topology, shared: Shared, rank: int, places: Places | None = 
         "star",
         "star",
         b.units,
-        segment_elements(topology, shared, b.units, hub.segment_bytes if hub.size > 1 else 0),
+        segment_elements(topology, shared, b.units, SEGMENT if hub.size > 1 else 0),
         tuple(b.steps),
         tuple(b.flows),
         device_blocks=device_blocks,
