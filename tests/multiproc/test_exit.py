@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of programs that destroy nothing: several groups that overlap, Gloo beside them, ranks that leave at different
-times and in different orders. All end with code 0 within seconds.
+"""The end of programs that destroy nothing: several groups that overlap, Gloo beside them, ranks that leave at
+different times and in different orders. All end with code 0 within seconds.
 
 The stand-in of NCCL waits in ncclCommDestroy for the other ranks of the communicator, as NCCL does.
 """
