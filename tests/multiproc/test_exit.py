@@ -7,15 +7,20 @@ The stand-in of NCCL waits in ncclCommDestroy for the other ranks of the communi
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from typing import Any
 
 import pytest
 
+sys.path.insert(0, os.path.dirname(__file__))
+import standin_bodies as bodies
+
 import hetccl
 from hetccl.testing.launch import RankResult, run, run_results
 
-PAIRS = ((0, 1), (2, 3), (0, 2), (1, 3))
+PAIRS = ((0, 1), (2, 3), (0, 2), (1, 3), (0, 1), (2, 3), (0, 1))
 # Rank 0 leads the host and has torch's store: the others do not outlive it by much.
 TOGETHER, LEADER_LAST, ONE_BY_ONE = (0, 0, 0, 0), (3, 0, 0, 0), (0.3, 2, 0.2, 0.1)
 
@@ -161,3 +166,28 @@ class Stuck:
 def never_returns() -> bool:
     while True:
         time.sleep(1)
+
+
+def test_what_the_device_has_ended_is_not_aborted(environment: dict[str, str]) -> None:
+    """The engine sleeps while a device works by itself, so the operation is still in its list when the program ends."""
+    assert run(ends_after_a_call, "nccl:2", timeout=60, env=environment) == [[0] * 5] * 2
+
+
+def ends_after_a_call(rank: int, size: int) -> list[int]:
+    """What killed each communicator that was left right after a call."""
+    import ctypes
+
+    failures = []
+    runtime = bodies.Runtime("nccl")
+    for turn in range(5):
+        comm = hetccl.init(name=f"turn {turn}")
+        stream = runtime.pointer("StreamCreateWithFlags", 1)
+        x = runtime.memory(bodies.row(rank), stream)
+        bodies.on_stream(comm, runtime, stream, x)
+        time.sleep(0.6)  # the engine has had its look
+        bodies.on_stream(comm, runtime, stream, x)
+        runtime.call("StreamSynchronize", ctypes.c_void_p(stream))
+        comm._leave_at_exit()
+        failures.append(comm._core.failed)
+        comm._part(5.0)
+    return failures
