@@ -100,6 +100,7 @@ EXTENSIONS = [
     ),
     extension("hetccl.core._plans"),
     extension("hetccl.core._board", "hetccl/core/board.c"),
+    extension("hetccl.core._parting", "hetccl/core/parting.c", libraries=("pthread",)),
     extension("hetccl.core._shaping", "hetccl/core/shaping.c"),
     extension("hetccl.core._trace", libraries=("pthread",)),
     extension("hetccl.core._state", "hetccl/core/identity.c", COMBINE),

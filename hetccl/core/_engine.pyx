@@ -440,7 +440,8 @@ def complete_some(double timeout):
 
 
 def stop_engine():
-    hx_engine_stop()
+    with nogil:
+        hx_engine_stop()
 
 
 def after_fork():

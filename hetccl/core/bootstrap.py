@@ -196,7 +196,7 @@ def _join(
     control.join(listener, blob["control"][control.leader], blob["rank0"], deadline)
     listener.close()
     vendor.cpu_threads = config.cpu_threads
-    comms = VendorComms(ccl)
+    comms = VendorComms(ccl, device)
     undo.append(comms.destroy)
     comms.join(view, vendor, topology, rank, deadline, combine == "border", lambda: raise_if_vain(view, control))
     return Joined(

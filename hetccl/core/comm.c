@@ -307,10 +307,25 @@ static int someone_is_gone(hx_comm *c, uint64_t now, uint64_t idle)
     return n;
 }
 
+/* Takes out what the device has ended, or ends at once: an idle engine looks for that twice a second only, and a failure
+ * would abort the vendor's communicator. */
+static void reap_streamed(hx_comm *c)
+{
+    uint64_t until = hetccl_now_ns() + 20000000u;
+    while (atomic_load(&c->n_streamed) && !atomic_load(&c->failed) && hetccl_now_ns() < until) {
+        if (pthread_mutex_trylock(&c->driver) == 0) {
+            hx_streamed_progress(c);
+            pthread_mutex_unlock(&c->driver);
+        }
+        nanosleep(&(struct timespec){0, 50000}, NULL);
+    }
+}
+
 /* After hx_engine_remove: ends what is in flight and blocks, at most ns, until nobody is inside this communicator. */
 int hx_comm_quiesce(hx_comm *c, uint64_t ns)
 {
     uint64_t until = hetccl_now_ns() + ns;
+    reap_streamed(c);
     if (atomic_load(&c->pending))
         hx_fail(c, HETCCL_ABORTED, "it was closed");
     for (int quiet = 0;; nanosleep(&(struct timespec){0, 200000}, NULL)) {

@@ -25,6 +25,7 @@ from hetccl.core.reports import Reports
 from hetccl.core.store import Store
 from hetccl.core.topology_file import TopologyFile
 from hetccl.core.tracing import Tracing
+from hetccl.core.vendor_comms import PARTING_SECONDS
 from hetccl.core.watch import Watch
 from hetccl.core.work import ensure_completion_thread
 from hetccl.errors import HetcclError, UsageError
@@ -66,7 +67,7 @@ class Communicator(Collectives, Reports):
         log.set_rank(rank, size)
         self.rank, self.size, self.name = rank, size, name
         self.timeout = timeout or config.timeout
-        self._closed = self._forked = False
+        self._closed = self._forked = self._may_part = False
         started = time.monotonic()
         joined = self._joined = join(
             store, rank, size, name, ranks, transports, config, self.timeout, device_type, topology
@@ -264,13 +265,15 @@ class Communicator(Collectives, Reports):
 
     def close(self) -> None:
         """Waits for operations in flight, at most `timeout` seconds (what has not ended then is aborted), and lets go
-        of everything. Idempotent. Other ranks need not close at once."""
+        of everything. Idempotent. Other ranks need not close at once: a vendor's library that waits for them is given
+        5 s, and goes on by itself then."""
         if self._closed or self._forked:
             return
         deadline = time.monotonic() + self.timeout
         while self._core.pending and not self._core.failed and time.monotonic() < deadline:
             time.sleep(0.0005)
         self._shut(5.0)
+        self._part(PARTING_SECONDS)
         self.tracing.replay()
 
     def __enter__(self) -> Communicator:
@@ -336,8 +339,9 @@ class Communicator(Collectives, Reports):
         ]
 
     def _shut(self, patience: float) -> None:
+        """Ends works in flight, says farewell to the other ranks and closes the links. `_part` comes next."""
         self._closed = True
-        core, joined = self._core, self._joined
+        core = self._core
         reactor().no_tick(self._watch.tick)
         abandoned = not core.shut(patience) or core.lane_abandoned  # a thread sits in a vendor's call for good
         if not abandoned:
@@ -345,10 +349,16 @@ class Communicator(Collectives, Reports):
         lifecycle.forget(self, abandoned)
         self._control.leave()
         self._connector.close()
-        if not abandoned:
-            if core.failed:  # a blocking destroy would wait for ranks that are gone
+        self._may_part = not abandoned
+
+    def _part(self, patience: float) -> None:
+        """Leaves the vendor's communicators, in which at most `patience` seconds are spent on waiting for other
+        ranks. Idempotent."""
+        joined = self._joined
+        if self._may_part:
+            if self._core.failed:  # a blocking destroy would wait for ranks that are gone
                 joined.comms.abort()
-            joined.comms.destroy()
+            joined.comms.destroy(patience)
         for r, record in enumerate(joined.records):  # also of other vendors: there may be no survivor of that one
             if joined.control.state(r) == 2 and record.host_id == joined.records[self.rank].host_id:
                 with contextlib.suppress(HetcclError):  # that vendor's plug-in is not installed here
@@ -370,8 +380,7 @@ class Communicator(Collectives, Reports):
 
     def _leave_at_exit(self) -> None:
         """The program ends without close(): no waiting, but a farewell, and nobody may touch the engine any more."""
-        if not self._closed and not self._forked:  # a forked child shares the parent's memory: it must say nothing
-            self._shut(1.0)
+        self._shut(1.0)
 
     def _after_fork(self) -> None:
         self._forked = True

@@ -3,28 +3,34 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 
+from hetccl.core._parting import Parting
 from hetccl.core.groups import groups_of
 from hetccl.core.store import StoreView
 from hetccl.core.topology import Topology
 from hetccl.errors import HetcclError
-from hetccl.tables import CclTable
+from hetccl.tables import CclTable, DeviceTable
 from hetccl.vendors.base import Vendor
 
-__all__ = ["VendorComms"]
+__all__ = ["PARTING_SECONDS", "VendorComms", "forget_partings", "still_parting"]
+
+log = logging.getLogger("hetccl")
 
 ABORT = 2  # HETCCL_CCL_ABORT
 CAUSE_SECONDS = 1.5  # how long the true cause of a failure is waited for
+PARTING_SECONDS = 5.0  # how long the vendor's library may take to leave the other ranks
+
+_parting: list[Parting] = []  # those of this process that took longer
 
 
 class VendorComms:
     """Handles of the vendor's library. `island` is 0 in an island of one rank, which needs none."""
 
-    def __init__(self, ccl: CclTable) -> None:
-        self._ccl = ccl
+    def __init__(self, ccl: CclTable, device: DeviceTable) -> None:
+        self._ccl, self._device = ccl, device
         self.island = 0
         self.groups: list[tuple[int, tuple[int, ...]]] = []  # handle (0: not in it) and island ranks, but the island
 
@@ -63,16 +69,39 @@ class VendorComms:
             for handle in self._handles():
                 self._ccl.abort(handle)
 
-    def destroy(self) -> None:
-        """After the last call has ended. Idempotent; what the library complains of then is of no interest any more."""
+    def destroy(self, patience: float = PARTING_SECONDS) -> None:
+        """After the last call has ended. Idempotent; what the library complains of then is of no interest any more.
+
+        The library may wait until the other ranks leave as well: at most `patience` seconds pass here for all handles
+        together, and what has not ended then goes on by itself.
+        """
         handles = self._handles()
         self.island, self.groups = 0, []
+        until = time.monotonic() + patience
         for handle in reversed(handles):
-            with contextlib.suppress(HetcclError):
-                self._ccl.destroy(handle)
+            try:
+                parting = Parting(self._ccl, self._device, handle)
+            except MemoryError as error:
+                log.warning("a communicator of the vendor's library stays behind: %s", error)
+                continue
+            if not parting.wait(until - time.monotonic()):
+                log.info("the vendor's library waits for other ranks to leave a communicator that this one has left")
+                _parting.append(parting)
 
     def _handles(self) -> list[int]:
         return [h for h in (self.island, *(handle for handle, _ in self.groups)) if h]
+
+
+def still_parting(patience: float) -> list[Parting]:
+    """What this process has begun to destroy and has not destroyed when `patience` seconds have passed."""
+    until = time.monotonic() + patience
+    _parting[:] = [parting for parting in _parting if not parting.wait(until - time.monotonic())]
+    return list(_parting)
+
+
+def forget_partings() -> None:
+    """In a forked child, which has not the threads."""
+    _parting.clear()
 
 
 def _join_one(

@@ -119,8 +119,9 @@ cdef class CclTable:
                         f"{timeout:g} s; look for a rank that has not started or has failed",
                         phase="island", missing=())
             except BaseException:
-                self.ops.abort(self.ctx, comm)
-                self.ops.destroy(self.ctx, comm)
+                with nogil:
+                    self.ops.abort(self.ctx, comm)
+                    self.ops.destroy(self.ctx, comm)
                 raise
             with nogil:
                 usleep(pause_us)
@@ -191,7 +192,7 @@ cdef class CclTable:
         self.check(status, "abort")
 
     def destroy(self, uintptr_t comm):
-        """Frees the communicator, after its last call has ended."""
+        """Frees the communicator, after its last call has ended. May block until the other ranks do so, too."""
         cdef int status
         with nogil:
             status = self.ops.destroy(self.ctx, <void *>comm)

@@ -98,6 +98,8 @@ cdef extern from "nccl_state.h" nogil:
     int hetccl_nccl_init(hetccl_nccl_library *, hetccl_nccl_comm *)
     int hetccl_nccl_lock(hetccl_nccl_library *, double)
     int hetccl_nccl_thread(void *(*)(void *) noexcept nogil, void *)
+    void hetccl_nccl_abort(hetccl_nccl_comm *)
+    void hetccl_nccl_await_abort(hetccl_nccl_comm *)
 
 
 cdef int nccl_fill_table(hetccl_nccl_library *l) except -1

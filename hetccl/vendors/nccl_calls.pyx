@@ -14,9 +14,6 @@ from posix.unistd cimport getpid, usleep
 
 from hetccl.spi cimport *
 
-cdef extern from "<sched.h>" nogil:
-    int sched_yield()
-
 cdef extern from *:
     """
     /* The communicator that this thread used last: group_end has no argument, but may have to wait for it. */
@@ -289,23 +286,20 @@ cdef int async_error(void *ctx, void *comm) noexcept nogil:
 
 
 cdef int abort(void *ctx, void *comm) noexcept nogil:
-    cdef Lib *l = <Lib *>ctx
     cdef Comm *c = <Comm *>comm
-    if atomic_exchange(&c.aborting, 1):
-        return HETCCL_OK
-    while atomic_load(&c.polling):
-        sched_yield()
-    if c.handle == NULL:
-        return HETCCL_OK
-    return settle(l, NULL, l.abort(c.handle), "CommAbort")
+    if not atomic_exchange(&c.aborting, 1):
+        hetccl_nccl_abort(c)
+    return HETCCL_OK
 
 
 cdef int destroy(void *ctx, void *comm) noexcept nogil:
-    """May block in the library while it says goodbye to the other ranks."""
+    """May block in the library until the other ranks of the host leave, too."""
     cdef Lib *l = <Lib *>ctx
     cdef Comm *c = <Comm *>comm
     cdef int state, rc = HETCCL_OK
     if c.pid == getpid():
+        if atomic_load(&c.aborting):
+            hetccl_nccl_await_abort(c)
         state = atomic_exchange(&c.state, HETCCL_NCCL_LEFT)
         if state == HETCCL_NCCL_JOINING and l.init_in_thread:
             return HETCCL_OK                # join_body frees it, should it ever return

@@ -12,6 +12,7 @@
 
 #include "hetccl/spi.h"
 #include "threads.h"
+#include "wait.h"
 
 #define HETCCL_NCCL_ID_MAX 4096
 #define HETCCL_NCCL_CONFIG_MAX 512
@@ -72,7 +73,8 @@ typedef struct hetccl_nccl_comm {
     int32_t rank, n_ranks;
     pid_t pid;                                   /* a forked child must not use its parent's communicator */
     atomic_int state;
-    atomic_int aborting, polling;                /* abort() waits for the short moment of polling */
+    atomic_int aborting, polling;                /* CommAbort waits for the short moment of polling */
+    _Atomic uint32_t aborted;                    /* CommAbort has returned; a futex word */
     double timeout_s;
     void *scratch;
     size_t scratch_bytes;
@@ -129,5 +131,32 @@ static inline int hetccl_nccl_thread(void *(*body)(void *), void *arg)
     int rc = hetccl_thread_start(&thread, &attr, body, arg);
     pthread_attr_destroy(&attr);
     return rc;
+}
+
+static void *hetccl_nccl_abort_body(void *arg)
+{
+    hetccl_nccl_comm *c = arg;
+    while (atomic_load(&c->polling))
+        sched_yield();
+    if (c->library->bind)
+        c->library->bind(c->library->bind_ctx);
+    if (c->handle)
+        c->library->abort(c->handle);            /* what it complains of is of no interest any more */
+    atomic_store(&c->aborted, 1);
+    hetccl_futex_wake(&c->aborted);
+    return NULL;
+}
+
+/* Calls CommAbort, which may wait for other ranks, beside the caller. */
+static inline void hetccl_nccl_abort(hetccl_nccl_comm *c)
+{
+    if (hetccl_nccl_thread(hetccl_nccl_abort_body, c) != 0)
+        hetccl_nccl_abort_body(c);
+}
+
+static inline void hetccl_nccl_await_abort(hetccl_nccl_comm *c)
+{
+    while (!atomic_load(&c->aborted))
+        hetccl_futex_wait(&c->aborted, 0, 1000000000u);
 }
 #endif

@@ -133,9 +133,9 @@ def failing(rank: int, size: int) -> tuple[list[int], list[int], int]:
     right, destroyed = connector.Connector.connect_border, []
     destroy = VendorComms.destroy
 
-    def counted(self: Any) -> None:
+    def counted(self: Any, *patience: float) -> None:
         destroyed.append(self.island)
-        destroy(self)
+        destroy(self, *patience)
 
     def wrong(self: Any, *_: object) -> None:
         time.sleep(0.5)  # until all are here: a vendor's library that waits for a mate does not hear that it failed

@@ -5,6 +5,7 @@
  * Variables: STANDIN_VERSION; STANDIN_CCL_FAIL="ncclAllReduce:2:5" (the second call answers 5); STANDIN_CCL_BUSY="ncclAllReduce:2:9"
  * (the second call answers "in progress", and so do the next 9 questions for errors); STANDIN_CCL_ASYNC="4:6" (the fourth question
  * for errors, and all after it, answer 6). Compiled with -DOLD it lacks what came with later versions.
+ * ncclCommDestroy waits, as the real one does, until every rank has begun to leave the communicator or has ended.
  */
 #define _GNU_SOURCE
 #include "beside.h"
@@ -28,7 +29,7 @@ typedef struct { char bytes[128]; } unique_id;
 typedef struct { uint32_t magic; char name[64]; } id_head;
 typedef struct { _Atomic uint64_t head; char pad0[56]; _Atomic uint64_t tail; char pad1[56]; char data[RING]; } ring;
 typedef struct { _Atomic int joined, device[MAX_RANKS]; char pad[60]; ring rings[]; } segment;
-typedef struct comm { uint32_t magic; int n, rank, device; _Atomic int aborted; segment *s; uint64_t posted, done; } comm;
+typedef struct comm { uint32_t magic; int n, rank, device; _Atomic int aborted; segment *s; uint64_t posted, done; int fd; } comm;
 typedef struct xfer { int peer, sending; char *p; size_t left; } xfer;
 typedef struct job {
     comm *c;
@@ -99,6 +100,12 @@ API int ncclGetUniqueId(unique_id *u)
     snprintf(h->name, sizeof h->name, "/hetccl-standin.%d.%d.%lx", getpid(), k++, (long)t.tv_nsec);
     return OK;
 }
+/* A rank holds a lock on its byte of the shared memory while it belongs to the communicator. Tells what is there for F_OFD_GETLK. */
+static int presence(int fd, int command, int type, int rank)
+{
+    struct flock l = {.l_type = (short)type, .l_whence = SEEK_SET, .l_start = rank, .l_len = 1};
+    return fcntl(fd, command, &l) ? F_UNLCK : l.l_type;
+}
 API int ncclCommInitRank(comm **out, int n, unique_id u, int rank)
 {
     ENTER();
@@ -114,7 +121,7 @@ API int ncclCommInitRank(comm **out, int n, unique_id u, int rank)
     if (fd < 0 || ftruncate(fd, (off_t)len))
         return fail(SYSTEM_ERROR, "shared memory");
     segment *s = mmap(0, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    close(fd);
+    presence(fd, F_OFD_SETLK, F_WRLCK, rank);
     s->device[rank] = device();
     atomic_fetch_add(&s->joined, 1);
     while (s->joined < n)
@@ -126,7 +133,7 @@ API int ncclCommInitRank(comm **out, int n, unique_id u, int rank)
             if (s->device[a] == s->device[b])
                 return fail(BAD_USAGE, "Duplicate GPU detected: two ranks of one host use the same device");
     comm *c = calloc(1, sizeof *c);
-    *c = (comm){0xc0ffee, n, rank, device(), 0, s, 0, 0};
+    *c = (comm){0xc0ffee, n, rank, device(), 0, s, 0, 0, fd};
     *out = c;
     return ended();
 }
@@ -142,8 +149,28 @@ static int asked(void)
     busy = left - 1;
     return IN_PROGRESS;
 }
-API int ncclCommDestroy(comm *c) { if (c && c->magic != 0xc0ffee) return fail(BAD_ARGUMENT, "ncclCommDestroy: not a communicator"); if (c) c->magic = 0xdead; return OK; }
-API int ncclCommAbort(comm *c) { if (!c || c->magic != 0xc0ffee) return fail(BAD_ARGUMENT, "ncclCommAbort: not a communicator"); c->aborted = 1; return OK; }
+API int ncclCommDestroy(comm *c)
+{
+    if (c && c->magic != 0xc0ffee)
+        return fail(BAD_ARGUMENT, "ncclCommDestroy: not a communicator");
+    if (!c)
+        return OK;
+    c->magic = 0xdead;
+    presence(c->fd, F_OFD_SETLK, F_UNLCK, c->rank);
+    for (int r = 0; r < c->n; r++)
+        while (presence(c->fd, F_OFD_GETLK, F_WRLCK, r) != F_UNLCK)
+            usleep(1000);
+    close(c->fd);
+    return OK;
+}
+API int ncclCommAbort(comm *c)
+{
+    if (!c || c->magic != 0xc0ffee)
+        return fail(BAD_ARGUMENT, "ncclCommAbort: not a communicator");
+    c->aborted = 1;
+    presence(c->fd, F_OFD_SETLK, F_UNLCK, c->rank);
+    return OK;
+}
 API int ncclCommGetAsyncError(comm *c, int *e) { if (!c || !e || c->magic != 0xc0ffee) return fail(BAD_ARGUMENT, "comm argument is NULL or destroyed"); *e = c->aborted ? REMOTE : asked(); return OK; }
 API int ncclCommCount(comm *c, int *v) { if (!c || !v) return BAD_ARGUMENT; *v = c->n; return OK; }
 API int ncclCommUserRank(comm *c, int *v) { if (!c || !v) return BAD_ARGUMENT; *v = c->rank; return OK; }

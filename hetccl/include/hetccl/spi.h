@@ -242,7 +242,8 @@ typedef struct hetccl_ccl_ops {
     int (*group_end)(void *ctx);
     int (*async_error)(void *ctx, void *comm);               /* any thread, at once */
     int (*abort)(void *ctx, void *comm);                     /* any thread, also beside a running call; never blocks */
-    int (*destroy)(void *ctx, void *comm);                   /* after the last call has ended */
+    int (*destroy)(void *ctx, void *comm);                   /* any thread, after the last call has ended; may block until the
+                                                                other ranks do so, too */
 } hetccl_ccl_ops;
 
 /* --------------------------------------------------------------------------------------------- transport_ops

@@ -54,7 +54,7 @@ NCCL = NcclShape(
     prefix="nccl",
     results=_RESULTS,
     spellings={"AllToAll": ("ncclAlltoAll", "ncclAllToAll")},
-    missing=frozenset({"CommFinalize"}),  # CommDestroy does the same, and waits for nobody else
+    missing=frozenset({"CommFinalize"}),  # CommDestroy does the same; both wait for the other ranks of the host
     init_in_thread=True,  # it blocks until all ranks have come; a deadline needs somebody who does not
     caps=Caps.ABORT | Caps.STREAM_ORDERED | Caps.MULTI_COMM | Caps.GROUP | Caps.IN_PLACE,
     # Of integers hetccl sums and then divides toward zero: the same on every vendor.
