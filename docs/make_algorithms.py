@@ -21,6 +21,15 @@ islands:
   c: {vendor: nccl, ranks: 2, hosts: 1, rails: 2, rate: 25GB/s, latency: 5us, inside: {rate: 200GB/s, latency: 12us}}
   d: {vendor: rccl, ranks: 2, hosts: 1, rails: 2, rate: 25GB/s, latency: 5us, inside: {rate: 200GB/s, latency: 12us}}
 """
+# The picture of what takes place on one host.
+HOST = """\
+# SPDX-License-Identifier: Apache-2.0
+# One host: two GPUs, and two ranks on its CPUs.
+islands:
+  gpus: {vendor: nccl, ranks: 2, hosts: [node], inside: {rate: 200GB/s, latency: 12us}}
+  cpus: {vendor: host, ranks: 2, hosts: [node]}
+"""
+ON_HOST = {("all_reduce", "star")}
 WORDS = """\
 C islands, n_c ranks in island c, n in all; S bytes in the buffer, s in one rank's block; a is the latency of a border
 message, b the seconds a byte takes over one rank's link, R, G, B and A are calls of the vendor's library:
@@ -52,6 +61,15 @@ PAGES: dict[tuple[str, str], tuple[str, str, str, str, str]] = {
         "2(C-1)S leave all islands together, 2(C-1)/C S through each.",
         "R(S/m) + 2(C-1)(a + (S/mC)b) + G(S/m)",
         "Large messages where many messages at once cost much, or where only neighbours are near.",
+    ),
+    ("all_reduce", "star"): (
+        "64M",
+        "One island of devices on the direct path is the hub; all other ranks have their data in the host's memory. "
+        "reduce_scatter inside the hub. Every other rank sends each device its shard and gets the sum back, without a "
+        "call of its own library; the device combines. all_gather inside the hub.",
+        "2S for each rank in host memory, h in all: hS out of the hub and hS into it.",
+        "R(S/m) + 2a + hSb/m + G(S/m), and for each rank in host memory two copies of S bytes",
+        "Large messages of few CPU ranks beside GPUs on one host: sums among the CPU ranks cost more than the copies.",
     ),
     ("all_reduce", "tree"): (
         "16M",
@@ -188,10 +206,13 @@ def main() -> None:
     HERE.mkdir(exist_ok=True)
     cluster = HERE / "cluster.yaml"
     cluster.write_text(CLUSTER)
+    host = HERE / "host.yaml"
+    host.write_text(HOST)
     for (op, name), (nbytes, how, volume, time, wins) in PAGES.items():
         stem = f"{op}-{name}"
+        topology = host if (op, name) in ON_HOST else cluster
         picture = HERE / f"{stem}.svg"
-        code = hetccl(["plan", op, "--bytes", nbytes, "--topology", str(cluster), "--algorithm", name,
+        code = hetccl(["plan", op, "--bytes", nbytes, "--topology", str(topology), "--algorithm", name,
                        "--picture", str(picture)])  # fmt: skip
         if code:
             raise SystemExit(f"hetccl plan {op} by {name} failed")
@@ -209,7 +230,7 @@ def main() -> None:
 
 ![timeline]({stem}.svg)
 
-`hetccl plan {op} --bytes {nbytes} --topology docs/algorithms/cluster.yaml --algorithm {name} --picture {stem}.svg`
+`hetccl plan {op} --bytes {nbytes} --topology docs/algorithms/{topology.name} --algorithm {name} --picture {stem}.svg`
 
 {WORDS}""")
 

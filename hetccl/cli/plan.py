@@ -72,12 +72,13 @@ def run(args: argparse.Namespace) -> int:
     if nbytes < shared.dtype.itemsize:
         raise UsageError(f"{nbytes} bytes are no element of {args.dtype}")
     forced = {args.op: args.algorithm} if args.algorithm else {}
-    planner = Planner(topology, 0, forced, verify="off", table=table)
+    planner = _planner(topology, forced, table)
+    topology = planner.topology
     planner.check(shared)
     found = forecast(planner, shared, nbytes)
     before = None
     if args.set:
-        plain = Planner(load_topology(args.topology).topology(), 0, forced, verify="off", table=table)
+        plain = _planner(load_topology(args.topology).topology(), forced, table)
         plain.check(shared)
         before = time_of(plain, shared, nbytes)
     if args.json:
@@ -99,6 +100,15 @@ def run(args: argparse.Namespace) -> int:
 
         _write(args.trace, trace(topology, _timed(planner, shared, nbytes, found, MOST_TRACED), title(topology, found)))
     return 0
+
+
+def _planner(topology: Topology, forced: dict[str, str], table: CostTable) -> Planner:
+    """Within one host devices take the direct path, as ranks find out when they start."""
+    planner = Planner(topology, 0, forced, verify="off", table=table)
+    devices = any(not i.host_memory for i in topology.islands)
+    if devices and len(topology.islands) > 1 and len(set(topology.host_ids)) == 1:
+        planner.use_direct()
+    return planner
 
 
 def describe(topology: Topology, found: Forecast, before: float | None, sets: list[str]) -> list[str]:

@@ -64,6 +64,7 @@ cdef extern from "plan.h" nogil:
         int64_t host_blocks
         double divisor
         double scale_divisor
+        int32_t n_calls
         int32_t device_sums
         int32_t reads_out
         int32_t crosses
@@ -174,7 +175,6 @@ cdef extern from "executor.h" nogil:
         const hetccl_ccl_ops *ccl
         void *ccl_ctx
         void *ccl_comm
-        int32_t island_size
         int32_t island_rank
         hx_group *groups
         int32_t n_groups
@@ -205,6 +205,7 @@ cdef extern from "executor.h" nogil:
         uint64_t device_sums
         uint64_t border_sent
         uint64_t staged_bytes
+        uint64_t past_bytes
     hx_comm *hx_comm_new(int rank, int size)
     int hx_identity(void *dst, size_t count, int dtype, int redop)
     int hx_comm_quiesce(hx_comm *c, uint64_t ns)

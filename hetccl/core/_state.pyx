@@ -23,6 +23,7 @@ def counters(uintptr_t address):
         "device_sums": c.device_sums,
         "border_sent": c.border_sent,
         "staged_bytes": c.staged_bytes,
+        "past_bytes": c.past_bytes,
     }
 
 

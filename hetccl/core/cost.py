@@ -110,6 +110,7 @@ PATHS = {
 HOST = IslandCost({"any": Line(1.5e-6, 1 / 6e9)}, Line(0.1e-6, 1 / 8e9))
 DEVICE = IslandCost({"any": Line(15e-6, 1 / 150e9)}, Line(8e-6, 1 / 20e9))
 COMBINE = Line(0.05e-6, 1 / 16e9)
+DEVICE_COMBINE = Line(5e-6, 1 / 200e9)
 
 
 def carried(kind: StepKind, nbytes: float, size: int) -> float:
@@ -151,6 +152,10 @@ class Costs:
     def copy(self, island: int, nbytes: float) -> float:
         """Between device and host memory, or within host memory."""
         return self._islands[island].copy(nbytes)
+
+    def combines(self, island: int, nbytes: float) -> float:
+        """Of a border message with what the island has: on the direct path a device adds in its own memory."""
+        return (DEVICE_COMBINE if self.topology.islands[island].direct else self.combine)(nbytes)
 
     def path(self, a: int, b: int) -> PathCost:
         """From rank a to rank b of another island."""

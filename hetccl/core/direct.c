@@ -128,6 +128,24 @@ int hx_direct_slot(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_
     return HETCCL_OK;
 }
 
+/* Of `most` slots from `slot` on, the first of which is this flow's already, how many more the receiver has given back. */
+static uint32_t free_run(hx_work *w, hx_ring *r, const hx_flow_state *st, int k, size_t es, uint32_t slot, uint32_t most)
+{
+    uint32_t room = w->comm->direct->slots - (r->begun - atomic_load_explicit(&r->shared->taken.value, memory_order_acquire));
+    uint32_t run = room < most ? room : most;
+    for (uint32_t i = 1; i < run; i++)
+        r->shared->note[slot + i] = (hx_note){w->fingerprint, (uint32_t)(hx_chunk_at(st, st->out_begun[k] + i) * es)};
+    return run;
+}
+
+/* One event behind the copy of several slots. */
+static int record_run(hx_comm *c, hx_ring *r, uint32_t slot, uint32_t run, void *stream)
+{
+    for (uint32_t i = 0; i < run; i++)
+        r->last[slot + i] = slot + run - 1;
+    return c->dev->event_record(c->dev_ctx, r->event[slot + run - 1], stream);
+}
+
 /* Puts chunks below `limit` of `base` into the ring towards peer k, and tells it of those that are there. */
 static int give(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, const char *base, uint32_t limit, size_t es, int *moved)
 {
@@ -136,10 +154,14 @@ static int give(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, const ch
     hx_ring *r = hx_direct_out(c, f, k);
     uint32_t slot;
     int rc = hx_direct_publish(w, f, st, k, es, moved);
-    for (; rc == HETCCL_OK && st->out_begun[k] < limit; *moved = 1) {
+    for (uint32_t run = 1; rc == HETCCL_OK && st->out_begun[k] < limit; *moved = 1) {
         if ((rc = hx_direct_slot(w, f, st, k, es, &slot)) != HETCCL_OK)
             break;
-        size_t n = hx_chunk_at(st, st->out_begun[k]) * es;
+        if (!c->host_memory)
+            run = hx_run(d, st, es, slot, limit - st->out_begun[k]);
+        if (run > 1)
+            run = free_run(w, r, st, k, es, slot, run);
+        size_t n = hx_chunks_at(st, st->out_begun[k], run) * es;
         const char *from = base + (size_t)st->out_begun[k] * st->chunk * es;
         char *to = r->data + slot * d->slot_bytes;
         if (c->host_memory) {
@@ -149,12 +171,12 @@ static int give(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, const ch
             if (rc == HETCCL_OK)
                 rc = c->dev->copy_async(c->dev_ctx, to, from, n, d->stream[HX_STREAM_OUT]);
             if (rc == HETCCL_OK)
-                rc = c->dev->event_record(c->dev_ctx, r->event[slot], d->stream[HX_STREAM_OUT]);
+                rc = record_run(c, r, slot, run, d->stream[HX_STREAM_OUT]);
             if (rc != HETCCL_OK)
                 return hx_direct_error(c, w, rc, "a copy to the host");
         }
-        r->begun++;
-        st->out_begun[k]++;
+        r->begun += run;
+        st->out_begun[k] += run;
         if (c->host_memory)                 /* at once: the peer takes it while we copy the next */
             rc = hx_direct_publish(w, f, st, k, es, moved);
     }
@@ -200,12 +222,17 @@ static int take(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t e
         }
         if (combines && !stays && r->begun - win->arrived_free >= d->slots)
             break;
-        size_t n = hx_chunk_at(st, st->in_begun[k]) * es;
-        if (r->shared->note[slot].fingerprint != w->fingerprint || r->shared->note[slot].nbytes != n)
-            return mismatch(w, f->peer[k]);
+        uint32_t run = c->host_memory || stays ? 1 : hx_run(d, st, es, slot, there);
+        if (combines && !stays && run > d->slots - (r->begun - win->arrived_free))
+            run = d->slots - (r->begun - win->arrived_free);
+        for (uint32_t i = 0; i < run; i++)
+            if (r->shared->note[slot + i].fingerprint != w->fingerprint ||
+                r->shared->note[slot + i].nbytes != hx_chunk_at(st, st->in_begun[k] + i) * es)
+                return mismatch(w, f->peer[k]);
+        size_t n = hx_chunks_at(st, st->in_begun[k], run) * es;
         char *to = combines ? win->arrived + slot * d->slot_bytes : st->dst + (size_t)st->in_begun[k] * st->chunk * es;
         if (!combines && r == &win->in[HETCCL_CHANNEL_CONTRIBUTE])
-            win->arrived_free++;            /* it counts every contribution */
+            win->arrived_free += run;       /* it counts every contribution */
         if (stays) {
             st->in_ended[k]++;
         } else if (c->host_memory) {
@@ -215,12 +242,12 @@ static int take(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t e
             if (rc == HETCCL_OK)
                 rc = c->dev->copy_async(c->dev_ctx, to, r->data + slot * d->slot_bytes, n, d->stream[HX_STREAM_IN]);
             if (rc == HETCCL_OK)
-                rc = c->dev->event_record(c->dev_ctx, r->event[slot], d->stream[HX_STREAM_IN]);
+                rc = record_run(c, r, slot, run, d->stream[HX_STREAM_IN]);
             if (rc != HETCCL_OK)
                 return hx_direct_error(c, w, rc, "a copy to the device");
         }
-        r->begun++;
-        st->in_begun[k]++;
+        r->begun += run;
+        st->in_begun[k] += run;
         if (c->host_memory && (rc = settle(w, r, st, k, stays, moved)) != HETCCL_OK)
             return rc;
     }

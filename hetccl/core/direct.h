@@ -12,12 +12,13 @@
 
 #define HX_RING_BYTES ((size_t)16 << 20)    /* stays in the last-level cache, 32 would not */
 #define HX_SLOTS 4u                         /* of a ring between devices: so large are chunks at most */
-#define HX_MOST_SLOTS 32u                   /* of a ring where a rank's memory is the host's */
+#define HX_MOST_SLOTS 32u                   /* of a ring where a rank's memory is the host's; half of them where several are */
 #define HX_LEAST_CHUNK ((size_t)512 << 10)
 #define HX_WORD_BYTES ((size_t)1 << 20)     /* words of one exchange: half of it is data */
 #define HX_BY_HOST_BYTES (64u << 10)        /* up to here two copies and a sum of the host beat a kernel a chunk */
-#define HX_PART_BYTES ((size_t)128 << 10)   /* of a chunk, for one thread of a rank of the host's memory */
+#define HX_PART_BYTES ((size_t)512 << 10)   /* of a chunk, for one thread of a rank of the host's memory: a whole slot */
 #define HX_PAST_BYTES ((size_t)8 << 20)    /* messages of which so much is not in a cache when somebody reads it */
+#define HX_RUN_BYTES ((size_t)2 << 20)     /* of several chunks that a device copies or combines in one go */
 #define HX_COMBINERS 4                      /* flows that combine at once; further ones wait */
 #define HX_RINGS HETCCL_CHANNELS            /* contributions, results, data of messages */
 
@@ -73,7 +74,8 @@ typedef struct hx_ring {
     hx_ring_words *shared;
     char *data;
     uint32_t begun, ended;                  /* chunks whose copy was begun; whose end the other side knows of */
-    void *event[HX_MOST_SLOTS];             /* behind the copy of a slot, where a device makes it */
+    void *event[HX_MOST_SLOTS];             /* behind a device's copy; of several slots, that of the last */
+    uint32_t last[HX_MOST_SLOTS];           /* slot whose event stands for this one's */
     hx_copy copy[HX_MOST_SLOTS];            /* else */
     struct hx_window *wire;                 /* its window, if each rank has a copy of that; NULL: the memory is shared */
 } hx_ring;
@@ -106,6 +108,7 @@ typedef struct hx_combiner {                /* what a combining flow needs of it
     uint32_t base;                          /* chunks announced to its resident kernels so far */
     char *staging;                          /* pinned, a ring of slots: sums of the host */
     void *event[HX_MOST_SLOTS], *fetched[HX_MOST_SLOTS];    /* behind a sum's last device step; behind the copy of the own part */
+    uint32_t last[HX_MOST_SLOTS];           /* as in hx_ring, of kernels */
     hx_sum_job sum[HX_MOST_SLOTS];          /* of the host */
 } hx_combiner;
 
@@ -117,7 +120,7 @@ typedef struct hx_direct {
     int how, may_spin, kernels;             /* how: forced, or HX_HOW_AUTO */
     uint32_t slots;                         /* of a ring, and their bytes; equal on all ranks */
     size_t slot_bytes;
-    int hosts;                              /* some rank's memory is the host's */
+    int hosts;                              /* ranks whose memory is the host's */
     int agreed;                             /* all ranks can: flows go this way */
     void *stream[HX_STREAMS], *drain[HX_STREAMS], *begin;
     uint32_t fenced[HX_STREAMS];            /* sequence of the work that the stream has been ordered behind */
@@ -132,7 +135,7 @@ typedef struct hx_direct {
 /* ---- windows.c */
 typedef struct hx_direct_options {
     int how, may_spin;
-    int hosts;                              /* some rank's memory is the host's */
+    int hosts;                              /* ranks whose memory is the host's */
     int threads;                            /* of such a rank copy and sum */
 } hx_direct_options;
 
@@ -200,7 +203,7 @@ int hx_direct_publish(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, si
 static inline int hx_direct_past(const hx_work *w, const hx_flow_state *st, size_t es)
 {
     size_t n = w->count > st->n ? w->count : st->n;
-    return n * es > HX_PAST_BYTES && w->comm->island_size == 1;
+    return n * es > HX_PAST_BYTES && w->plan->n_calls == 0;
 }
 
 /* ---- direct_combine.c */
@@ -223,11 +226,26 @@ static inline size_t hx_chunk_at(const hx_flow_state *st, uint32_t t)   /* eleme
     return st->n - at < st->chunk ? st->n - at : st->chunk;
 }
 
+/* Of `n` chunks from a slot on, how many a device may take in one go: they lie side by side, and the other end does not wait
+ * long for the first. A call of the driver costs as much as the copy of 256 KiB, so a rank that lags behind catches up. */
+static inline uint32_t hx_run(const hx_direct *d, const hx_flow_state *st, size_t es, uint32_t slot, uint32_t n)
+{
+    uint32_t most = st->chunk * es == d->slot_bytes ? (uint32_t)(HX_RUN_BYTES / d->slot_bytes) : 1, side = d->slots - slot;
+    n = n < side ? n : side;
+    return n < most ? n : most > 1 ? most : 1;
+}
+
+/* Elements of the `n` chunks from t on. */
+static inline size_t hx_chunks_at(const hx_flow_state *st, uint32_t t, uint32_t n)
+{
+    return (size_t)(n - 1) * st->chunk + hx_chunk_at(st, t + n - 1);
+}
+
 /* Whether the copy of a slot has ended. */
 static inline int hx_slot_test(hx_comm *c, hx_ring *r, uint32_t slot)
 {
     if (!c->host_memory)
-        return c->dev->event_query(c->dev_ctx, r->event[slot]);
+        return c->dev->event_query(c->dev_ctx, r->event[r->last[slot]]);
     return atomic_load_explicit(&r->copy[slot].left, memory_order_acquire) ? HETCCL_IN_PROGRESS : HETCCL_OK;
 }
 

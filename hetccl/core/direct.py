@@ -39,7 +39,7 @@ def agree(core: Core, joined: Joined, wanted: str, threads: int) -> bool:
     many = len(set(topology.host_ids)) > 1
     said = "HETCCL_DEVICE_PATH=staged" if wanted == "staged" else ""
     if not said:
-        hosts = any(i.host_memory for i in topology.islands)
+        hosts = sum(i.size for i in topology.islands if i.host_memory)
         said = core.open_direct(HOW[wanted], not shares_device(joined.records, control.rank), hosts, threads)
     answer = NO if said else YES | SPINS * core.spins
     answers = _stored(joined, answer) if many else _on_board(joined, answer)

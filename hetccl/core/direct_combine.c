@@ -115,29 +115,45 @@ static void advance(hx_work *w, const hx_flow *f, hx_flow_state *st, uint32_t co
         }
 }
 
+/* Chunks from t on, at most `most`, that one kernel can combine: what each peer sent lies side by side. */
+static uint32_t together(hx_work *w, const hx_flow *f, const hx_flow_state *st, uint32_t t, uint32_t most, size_t es)
+{
+    const hx_direct *d = w->comm->direct;
+    for (int k = 0; k < hx_sources(f); k++) {
+        const hx_ring *r = &w->comm->peers[f->peer[k]].window->in[HETCCL_CHANNEL_CONTRIBUTE];
+        most = hx_run(d, st, es, (r->begun - st->in_begun[k] + t) % d->slots, most);
+    }
+    return most;
+}
+
 static int by_kernels(hx_work *w, const hx_flow *f, hx_flow_state *st, uint32_t ready, size_t es, int *moved)
 {
     hx_comm *c = w->comm;
     hx_combiner *m = &c->direct->combiner[st->combiner];
     uint32_t slots = c->direct->slots;
     int stream = HX_STREAM_COMBINE + st->combiner, rc = HETCCL_OK;
-    for (; st->combine_begun < ready && st->combine_begun - st->combined < slots; st->combine_begun++) {
+    while (st->combine_begun < ready && st->combine_begun - st->combined < slots) {
         const void *src[HX_FAN + 1];
-        size_t at = (size_t)st->combine_begun * st->chunk * es;
-        int n = sources_of(w, f, st, st->combine_begun, st->src + at, src);
+        uint32_t t = st->combine_begun, room = slots - (t - st->combined), most = ready - t < room ? ready - t : room;
+        uint32_t run = together(w, f, st, t, most, es);
+        size_t at = (size_t)t * st->chunk * es;
+        int n = sources_of(w, f, st, t, st->src + at, src);
         hetccl_reduce_args a = {sizeof a, w->plan->dtype, hx_combining(w->plan), (uint32_t)n, st->dst + at, src,
-                                hx_chunk_at(st, st->combine_begun), divisor_of(w, f), c->direct->stream[stream]};
+                                hx_chunks_at(st, t, run), divisor_of(w, f), c->direct->stream[stream]};
         rc = hx_direct_fence(c, w, stream);
         if (rc == HETCCL_OK)
             rc = c->dev->reduce_async(c->dev_ctx, &a);
         if (rc == HETCCL_OK)
-            rc = c->dev->event_record(c->dev_ctx, m->event[st->combine_begun % slots], a.stream);
+            rc = c->dev->event_record(c->dev_ctx, m->event[(t + run - 1) % slots], a.stream);
         if (rc != HETCCL_OK)
             return hx_direct_error(c, w, rc, "a kernel that combines");
+        for (uint32_t i = 0; i < run; i++)
+            m->last[(t + i) % slots] = (t + run - 1) % slots;
+        st->combine_begun += run;
         *moved = 1;
     }
     while (st->combined < st->combine_begun) {
-        rc = c->dev->event_query(c->dev_ctx, m->event[st->combined % slots]);
+        rc = c->dev->event_query(c->dev_ctx, m->event[m->last[st->combined % slots]]);
         if (rc == HETCCL_IN_PROGRESS)
             break;
         if (rc != HETCCL_OK)
@@ -246,6 +262,8 @@ static int in_host_memory(hx_work *w, const hx_flow *f, hx_flow_state *st, uint3
         if (f->kind != HX_FLOW_EXCHANGE && (rc = results(w, f, st, j, es)) != HETCCL_OK)
             break;
         j->past = j->n_dst <= 2 && hx_direct_past(w, st, es);
+        if (j->past)
+            atomic_fetch_add_explicit(&c->past_bytes, j->count * j->es, memory_order_relaxed);
         hx_team_push(d->team, sum_share, j, hx_direct_parts(c, j->count * es), &j->left);
         st->combine_begun++;
         *moved = 1;

@@ -132,7 +132,7 @@ typedef struct hx_comm {
     void *dev_ctx;
     const hetccl_ccl_ops *ccl;
     void *ccl_ctx, *ccl_comm;
-    int32_t island_size, island_rank;
+    int32_t island_rank;
     hx_group *groups;                  /* a step's group g is groups[g - 1]; 0 is the whole island */
     int32_t n_groups;
     int32_t *island_ranks;             /* ranks of my island that share my board, in the order of their processes: turns.c */
@@ -187,7 +187,7 @@ typedef struct hx_comm {
     struct hx_direct *direct;          /* the direct path of its flows (direct.h), or NULL */
     hx_trace *trace;                   /* NULL: nobody wants to know */
     /* counters */
-    _Atomic uint64_t n_ops[16], vendor_calls[8], group_calls, border_sent, staged_bytes, device_sums;
+    _Atomic uint64_t n_ops[16], vendor_calls[8], group_calls, border_sent, staged_bytes, device_sums, past_bytes;
     struct hx_comm *engine_next;
     int in_engine;
 } hx_comm;

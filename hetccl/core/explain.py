@@ -67,6 +67,8 @@ def border_bound(
         return 0
     nbytes = count * itemsize
     if op == Op.ALL_REDUCE:
+        if plan_class == "star":  # each rank in host memory sends and gets everything
+            return 2 * nbytes * sum(i.size for i in topology.islands if i.host_memory)
         exchanged = plan_class == "latency" and topology.border.mesh
         return c * (c - 1) * nbytes if exchanged else 2 * (c - 1) * nbytes
     if op in (Op.ALL_GATHER, Op.REDUCE_SCATTER):

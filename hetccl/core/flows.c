@@ -87,19 +87,20 @@ static int goes_past(const hx_work *w, const hx_flow *f, size_t es)
 {
     const hx_plan *plan = w->plan;
     int all_to_all = plan->in_blocks > 1 && plan->out_blocks > 1;
-    int last = all_to_all || w->comm->island_size == 1;     /* no call of the library reads it afterwards */
+    int last = all_to_all || plan->n_calls == 0;            /* no call of the library reads it afterwards */
     return last && f->kind == HX_FLOW_RECV && f->dst.buffer == HX_OUT && w->comm->host_memory &&
            hetccl_outgrows_caches((size_t)plan->out_blocks * w->count * es, w->comm->local_ranks);
 }
 
 /* Receives a message past the caches, from where the transport shows it. */
-static int recv_past(hx_peer *p, hetccl_message *msg)
+static int recv_past(hx_peer *p, hetccl_message *msg, _Atomic uint64_t *past_bytes)
 {
     hetccl_message shown = *msg;
     int rc = p->ops->peek(p->ctx, p->ep, &shown, 0);
     if (rc != HETCCL_OK)
         return rc;
     hetccl_copy_past(msg->ptr, shown.ptr, msg->nbytes);
+    atomic_fetch_add_explicit(past_bytes, msg->nbytes, memory_order_relaxed);
     return p->ops->release(p->ctx, p->ep, msg->channel);
 }
 
@@ -110,7 +111,7 @@ static int run_recv(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t chun
     if (st->pos < st->n) {
         size_t m = chunk_at(st->pos, st->n, chunk);
         hetccl_message msg = {sizeof msg, w->fingerprint, f->channel, 0, st->dst + st->pos * es, m * es};
-        rc = p->slots && goes_past(w, f, es) ? recv_past(p, &msg) : p->ops->recv(p->ctx, p->ep, &msg);
+        rc = p->slots && goes_past(w, f, es) ? recv_past(p, &msg, &w->comm->past_bytes) : p->ops->recv(p->ctx, p->ep, &msg);
         if (rc == HETCCL_OK) {
             got(w, f, st, m);
             st->pos += m;

@@ -86,6 +86,7 @@ typedef struct hx_plan {
     int64_t device_blocks, host_blocks; /* scratch, in segments */
     double divisor;                 /* of avg, else 1 */
     double scale_divisor;           /* of HX_SCALE; 0: multiply by the work's factor (premul_sum) */
+    int32_t n_calls;                /* steps that call the vendor's library */
     int32_t device_sums;            /* the device's own kernel combines what comes over the border, not the host */
     int32_t reads_out;              /* OUT is not written as a whole: what it holds must be kept */
     int32_t crosses;                /* several islands take part: on some rank the host has to do something */

@@ -161,7 +161,7 @@ class Plan:
     root: int
     rank: int
     algorithm: str
-    plan_class: str  # "bandwidth", "latency" or "island"
+    plan_class: str  # "bandwidth", "latency", "star" or "island"
     units: int
     segment: int  # elements, 0: always one segment
     steps: tuple[Step, ...]

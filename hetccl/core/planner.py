@@ -10,6 +10,7 @@ from hetccl.core.algorithms import (
     all_gather_rounds,
     all_reduce,
     all_reduce_rounds,
+    all_reduce_star,
     all_to_all,
     broadcast,
     broadcast_parts,
@@ -42,6 +43,7 @@ ALGORITHMS: dict[Op, dict[str, Algorithm]] = {
         "exchange": all_reduce.exchange,
         "owners": all_reduce.owners,
         "ring": all_reduce_rounds.ring,
+        "star": all_reduce_star.star,
         "tree": all_reduce_rounds.tree,
     },
     Op.BROADCAST: {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hetccl.core import _state
 from hetccl.core.arguments import block_counts, number
 from hetccl.core.explain import Explanation
+from hetccl.core.ways import DEVICE_KERNEL
 from hetccl.errors import UsageError
 from hetccl.types import DType, Op, RedOp
 
@@ -57,10 +58,13 @@ class Reports:
             raise UsageError(f"explain: {nbytes!r} is no number of bytes; give 0 or more")
         found = self._planner.explain(kind, nbytes, element, operator, root, self.paths(), tuple(counts))
         cache = self._core.cache
+        if self._direct and self.tracing.device_path == "host":
+            found = replace(found, combined_by=found.combined_by.replace(DEVICE_KERNEL, "host"))
         return replace(found, trace=self.tracing.describe(), plan_cache=(cache.hits, cache.misses))
 
     def stats(self) -> dict[str, Any]:
-        """Counters of this rank since the communicator was made."""
+        """Counters of this rank since the communicator was made. `past_bytes` are those of results that the core stored
+        past the caches, because they are many and nobody reads them soon."""
         raw = _state.counters(self._core.address)
         path_bytes: dict[str, int] = {}
         peer_bytes: dict[int, int] = {}
@@ -80,6 +84,7 @@ class Reports:
             "peer_bytes": peer_bytes,
             "border_bytes": sum(peer_bytes.values()),
             "staged_bytes": raw["staged_bytes"],
+            "past_bytes": raw["past_bytes"],
             "plan_cache_hits": self._core.cache.hits,
             "plan_cache_misses": self._core.cache.misses,
         }

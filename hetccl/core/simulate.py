@@ -330,7 +330,7 @@ class _Run:
             return whole
         if flow.kind == FlowKind.FORWARD:
             return self.pass_on(rank, flow.peers[1:], flow.channel, n, first, whole)
-        lasts = self.costs.combine(n * (1 + len(sources)))
+        lasts = self.costs.combines(rank.island, n * (1 + len(sources)))
         part = lasts * min(1.0, self.chunk / n)
         summed = max(rank.sums + lasts, whole + part, first + lasts)
         rank.sums = summed

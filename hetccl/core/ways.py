@@ -21,8 +21,10 @@ from hetccl.core.topology import Island, Topology
 from hetccl.errors import UnsupportedError
 from hetccl.types import DType, RedOp
 
-__all__ = ["Rates", "Way", "Ways", "decide", "obstacle", "rates_of"]
+__all__ = ["DEVICE_KERNEL", "Rates", "Way", "Ways", "decide", "obstacle", "rates_of"]
 
+COMBINES = (FlowKind.OWN, FlowKind.PASS, FlowKind.EXCHANGE)
+DEVICE_KERNEL = "device kernel"
 FLOATS = frozenset(d for d in DType if "FLOAT" in d.name)
 REMEDY = "HETCCL_COMBINE=auto lets hetccl choose a way that works"
 
@@ -140,7 +142,8 @@ class Ways:
         if len(topology.islands) == 1:
             return "vendor's library"
         plans = [algorithm(topology, shared, r, None) for r in range(topology.size)]
-        if any(f.kind == FlowKind.EXCHANGE for p in plans for f in p.flows):
+        exchanged = any(f.kind == FlowKind.EXCHANGE for p in plans for f in p.flows)
+        if exchanged and not any(i.direct for i in topology.islands):
             return "host"
         ways = {i.index: self._text(i, shared) for i in _combining(topology, plans)}
         if len(set(ways.values())) <= 1:
@@ -148,7 +151,9 @@ class Ways:
         return ", ".join(f"{text} (island {index})" for index, text in ways.items())
 
     def _text(self, island: Island, shared: Shared) -> str:
-        return {Way.HOST: "host", Way.DEVICE: "device kernel", Way.BORDER: "border communicator"}[
+        if any(i.direct for i in self._topology.islands):  # there a device combines what is in its own memory
+            return DEVICE_KERNEL if island.direct and island.kernels else "host"
+        return {Way.HOST: "host", Way.DEVICE: DEVICE_KERNEL, Way.BORDER: "border communicator"}[
             Way.HOST if island.host_memory and self.of(island, shared) == Way.DEVICE else self.of(island, shared)
         ]
 
@@ -167,5 +172,5 @@ class Ways:
 def _combining(topology: Topology, plans: list[Plan]) -> Iterator[Island]:
     """Islands some rank of which combines what comes over the border."""
     for island in topology.islands:
-        if any(f.kind in (FlowKind.OWN, FlowKind.PASS) for r in island.ranks for f in plans[r].flows):
+        if any(f.kind in COMBINES for r in island.ranks for f in plans[r].flows):
             yield island

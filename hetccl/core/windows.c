@@ -104,8 +104,8 @@ int hx_direct_open(hx_comm *c, const hx_direct_options *options, char *text, siz
     int how = d->how = options->how;
     d->team = c->host_memory ? hx_team_new(options->threads) : NULL;
     d->hosts = options->hosts;
-    d->slots = d->hosts ? HX_MOST_SLOTS : HX_SLOTS;
-    d->slot_bytes = HX_RING_BYTES / d->slots;
+    d->slots = !d->hosts ? HX_SLOTS : d->hosts == 1 ? HX_MOST_SLOTS : HX_MOST_SLOTS / 2;
+    d->slot_bytes = HX_RING_BYTES / (d->hosts ? HX_MOST_SLOTS : HX_SLOTS);
     d->kernels = !c->host_memory && (c->dev->caps & HETCCL_DEVICE_KERNELS) && how != HX_HOW_HOST;
     d->may_spin = d->kernels && options->may_spin && (c->dev->caps & HETCCL_DEVICE_SPINS) && how <= HX_HOW_RESIDENT;
     if (!c->host_memory && (rc = open_device(c)) != HETCCL_OK)
@@ -241,6 +241,8 @@ static void begin_copy(hx_comm *c, hx_copy *j, char *to, const char *from, size_
 
 void hx_slot_copy(hx_comm *c, hx_ring *r, uint32_t slot, char *to, const char *from, size_t n, int past)
 {
+    if (past)
+        atomic_fetch_add_explicit(&c->past_bytes, n, memory_order_relaxed);
     begin_copy(c, &r->copy[slot], to, from, n, past);
 }
 

@@ -65,7 +65,31 @@ def past_the_caches(rank: int, size: int) -> list[str]:
             comm.all_reduce(own, op=op)
             if not np.array_equal(own, want):
                 wrong.append(f"{kind} {op} in place")
+        if host != (comm.stats()["past_bytes"] > 0):
+            wrong.append(f"{comm.stats()['past_bytes']} bytes went past the caches")
     return wrong
+
+
+def star(rank: int, size: int) -> dict[str, Any]:
+    """all_reduce with each operator that plans treat differently; how often the library was called."""
+    import numpy as np
+
+    wrong = []
+    with hetccl.init() as comm:
+        for op, kind, n in (
+            ("sum", "f4", 1), ("sum", "f4", 9_000_001), ("avg", "f4", LARGE), ("avg", "f2", LARGE),
+            ("max", "i8", LARGE),
+        ):  # fmt: skip
+            scale = size if op == "avg" else 1  # halves are divided before they are added
+            x = [np.resize((np.arange(97) + 16 * (r % 4)).astype(kind) * scale, n) for r in range(size)]
+            want = np.maximum.reduce(x) if op == "max" else sum(y.astype("f8") for y in x) / scale
+            comm.all_reduce(x[rank], op=op)
+            if not np.array_equal(x[rank], want.astype(kind)):
+                wrong.append(f"{op} {kind} {n}")
+        explained = comm.explain("all_reduce", 64 << 20)
+        return {"wrong": wrong, "calls": sum(comm.stats()["vendor_calls"].values()), "algorithm": explained.algorithm,
+                "share": explained.border_bytes / explained.border_bound, "past": comm.stats()["past_bytes"],
+                "vendor": comm.vendor}  # fmt: skip
 
 
 def messages(rank: int, size: int) -> list[str]:

@@ -66,6 +66,22 @@ def test_a_host_sums_past_the_caches(wired: dict[str, str], ranks: str, threads:
     assert run(direct_bodies.past_the_caches, ranks, timeout=100, env=env) == [[], []]
 
 
+@pytest.mark.parametrize("ranks", ["nccl:2,host:2", "host@a:1,nccl:2,host@b:2", "host:1,nccl:1,host:1"])
+def test_a_star(wired: dict[str, str], ranks: str) -> None:
+    """Ranks in host memory around an island of devices: these call their library, those do not."""
+    env = {**wired, "HETCCL_CPU_THREADS": "2", "HETCCL_ALGORITHM": "all_reduce=star", "HETCCL_VERIFY": "always"}
+    found = run(direct_bodies.star, ranks, timeout=100, env=env)
+    assert [(f["wrong"], f["algorithm"], f["share"]) for f in found] == [([], "star", 1)] * len(found)
+    for f in found:
+        assert (f["calls"] > 0) == (f["vendor"] == "nccl" and "nccl:2" in ranks)
+        assert (f["past"] > 0) == (f["vendor"] == "host")
+
+
+def test_a_star_is_chosen_for_much_data(environment: dict[str, str]) -> None:
+    found = run(direct_bodies.star, "nccl:2,host:2", timeout=100, env=environment)
+    assert all(f["wrong"] == [] and f["algorithm"] == "star" for f in found)
+
+
 @pytest.mark.parametrize("ranks", [PAIR, "sim-a:1,sim-b:1", "sim-a:1,host:1"])
 def test_messages(wired: dict[str, str], ranks: str) -> None:
     assert run(direct_bodies.messages, ranks, timeout=60, env=wired) == [[], []]
@@ -84,11 +100,14 @@ def test_ranks_that_call_different_things_find_out(wired: dict[str, str], counts
         (PAIR, direct_bodies.LARGE),
         ("host:1,nccl:1", direct_bodies.LARGE),
         ("host:2,nccl:2", direct_bodies.LARGE),
+        ("nccl:2,host:2", direct_bodies.LARGE),
     ],
 )
 def test_a_dead_peer_ends_the_wait(wired: dict[str, str], ranks: str, count: int) -> None:
     """The kernel that waits for the peer's words, or chunks, is told to stop; a host's helpers drop what they have."""
     env = {**wired, "HETCCL_CPU_THREADS": "3"}
+    if ranks == "nccl:2,host:2":
+        env["HETCCL_ALGORITHM"] = "all_reduce=star"
     found = run_results(direct_bodies.dies, ranks, timeout=60, env=env, args=(count,))
     name, seconds = found[0].value
     assert name == "PeerLostError" and seconds < 20

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from verify_cases import topology
+from verify_cases import able, topology
 
 from hetccl.core.algorithms import border_communicator
 from hetccl.core.algorithms.common import Places, Shared
@@ -44,7 +44,7 @@ def cases(top: Topology) -> list[tuple[Shared, str]]:
         for op in REDUCING
         for redop in (RedOp.SUM, RedOp.AVG)
         for root in ((0, top.size - 1) if op == Op.REDUCE else (0,))
-        for name in ALGORITHMS[op]
+        for name in able(op, top)
     ]
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from hetccl.core.algorithms.all_reduce_star import MOST_SPOKES
 from hetccl.core.algorithms.common import Shared
 from hetccl.core.planner import ALGORITHMS
 from hetccl.core.topology import Topology
@@ -20,7 +21,7 @@ from hetccl.core.verify.spec import spec_of
 from hetccl.types import DType, Op, RedOp
 
 sys.path.insert(0, os.path.dirname(__file__))
-from verify_cases import REDUCING, ROOTED, UNEVEN, algorithms, by_border, places_of, plans, topology
+from verify_cases import REDUCING, ROOTED, UNEVEN, algorithms, by_border, places_of, plans, starry, topology
 from verify_oracle import judge
 
 QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
@@ -38,6 +39,8 @@ def topologies(draw: st.DrawFn, most: int = 8, ranks: int = 24) -> Topology:
     for size in sizes:
         islands.append(order[at : at + size])
         at += size
+    if len(sizes) > 1 and sum(sizes[1:]) <= MOST_SPOKES and draw(st.booleans()):
+        return starry(islands[0], islands[1:], poor=sorted(draw(st.sets(st.integers(0, len(sizes) - 1)))))
     some = st.sets(st.integers(0, len(sizes) - 1))
     return topology(islands, *(sorted(draw(some)) for _ in range(2)), 1 << 20, *(sorted(draw(some)) for _ in range(2)))
 
@@ -51,7 +54,7 @@ def cases(draw: st.DrawFn, most: int = 8, ranks: int = 24) -> tuple[Topology, Sh
     redop = draw(st.sampled_from(operators))
     dtype = draw(st.sampled_from((DType.FLOAT32, DType.FLOAT16, DType.INT32)))
     root = draw(st.integers(0, top.size - 1)) if op in ROOTED else 0
-    algorithm = draw(st.sampled_from(algorithms(op, len(top.islands))))
+    algorithm = draw(st.sampled_from(algorithms(op, top)))
     counts: tuple[int, ...] = ()
     if op in UNEVEN and draw(st.booleans()):
         n = top.size**2 if op == Op.ALL_TO_ALL else top.size

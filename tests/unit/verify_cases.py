@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from hetccl.core.algorithms.all_reduce_star import hub_of
 from hetccl.core.algorithms.common import Places, Shared
 from hetccl.core.plan import Plan
 from hetccl.core.planner import ALGORITHMS
@@ -41,10 +42,22 @@ def topology(
     )  # fmt: skip
 
 
-def algorithms(op: Op, islands: int) -> list[str]:
-    if islands == 1:  # nothing crosses a border, so there is nothing to choose: as in planner.py
+def algorithms(op: Op, top: Topology) -> list[str]:
+    if len(top.islands) == 1:  # nothing crosses a border, so there is nothing to choose: as in planner.py
         return ["island"] if op == Op.ALL_REDUCE else [next(iter(ALGORITHMS[op]))]
-    return sorted(ALGORITHMS[op])
+    return able(op, top)
+
+
+def able(op: Op, top: Topology) -> list[str]:
+    """Algorithms that take any topology, and a star where this one has a hub."""
+    return sorted(name for name in ALGORITHMS[op] if name != "star" or hub_of(top))
+
+
+def starry(hub: Sequence[int], others: Sequence[Sequence[int]], **more: Sequence[int]) -> Topology:
+    """An island of devices on the direct path, and ranks in host memory around it."""
+    islands = sorted([sorted(hub), *(sorted(o) for o in others)])
+    top = topology(islands, device=[islands.index(sorted(hub))], **more)
+    return replace(top, islands=tuple(replace(i, direct=not i.host_memory) for i in top.islands), _place={})
 
 
 def by_border(top: Topology, shared: Shared, algorithm: str) -> bool:
@@ -115,7 +128,7 @@ def classes(
         roots = sorted({0, top.size - 1, top.size // 2}) if op in ROOTED else [0]
         for root in roots:
             for redop in redops if op in REDUCING else (RedOp.SUM,):
-                for algorithm in algorithms(op, len(top.islands)):
+                for algorithm in algorithms(op, top):
                     shared = Shared(op, dtype, redop, root)
                     found.append((shared, algorithm))
                     if op in REDUCING and by_border(top, shared, algorithm):

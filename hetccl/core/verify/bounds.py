@@ -25,6 +25,10 @@ def bound_of(topology: Topology, plan: Plan, sizes: Sizes, owned: dict[int, int]
             return Bound(c_n * (c_n - 1) * count, each, each)
         each = {i.index: _relayed(topology, i.index, {topology.border.middle: count}) for i in topology.islands}
         return Bound(2 * (c_n - 1) * count, each, each)
+    if plan.plan_class == "star":
+        spokes = {i.index: i.size * count for i in topology.islands if i.host_memory}
+        each = {i.index: spokes.get(i.index, sum(spokes.values())) for i in topology.islands}
+        return Bound(2 * sum(spokes.values()), each, each)
     bound = sizes.spec.bound(topology, plan.root, sizes.length)
     if plan.op == Op.BROADCAST and plan.plan_class == "latency":  # one island may send to several
         bound = Bound(bound.total, into=bound.into)
