@@ -3,9 +3,9 @@
  * host), and they may have something else to do, or be leaving another one, in which they wait for us. So it has a thread of its
  * own, and whoever closes waits for that as long as it likes.
  */
-#include "parting.h"
 #include "threads.h"
 #include "wait.h"
+#include "parting.h"
 #include <stdlib.h>
 
 struct hx_parting {
