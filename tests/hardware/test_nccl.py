@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from hetccl.testing.launch import run
+from hetccl.testing.launch import run, run_results
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(170)]
@@ -87,6 +88,16 @@ def test_uneven_batches_on_gpus_and_cpus() -> None:
     assert max(run(weighted, MIXED, LIMIT)) < 1e-5
 
 
+@pytest.mark.parametrize("late", [-1, 0, 1, 3])
+def test_groups_that_nobody_destroys(late: int) -> None:
+    """NCCL leaves a communicator only with the other ranks of the host, and here are several of the same GPUs."""
+    results = run_results(left_open, MIXED, LIMIT, args=(late,))
+    now = time.time()
+    for one in results:
+        assert (one.error, one.returncode) == (None, 0), f"rank {one.rank}: {one.traceback}{one.stderr}"
+    assert now - max(one.value for one in results) < 20
+
+
 # ---- what the ranks do
 
 
@@ -100,6 +111,19 @@ def joined(rank: int) -> tuple[Any, Any]:
         torch.cuda.set_device(device)
     dist.init_process_group("hetccl")
     return dist, device
+
+
+def left_open(rank: int, size: int, late: int) -> float:
+    dist, device = joined(rank)
+    pairs = ((0, 1), (2, 3), (0, 2), (1, 3), (0, 1), (0, 1))
+    for group in (dist.group.WORLD, dist.new_group(backend="gloo"), *(dist.new_group(list(pair)) for pair in pairs)):
+        if group != dist.GroupMember.NON_GROUP_MEMBER:
+            x = torch.ones(100_000, device=device)
+            dist.all_reduce(x, group=group)
+            assert (x == dist.get_world_size(group)).all()
+    dist.barrier()
+    time.sleep(3 if rank == late else 0)
+    return time.time()
 
 
 def collectives(rank: int, size: int) -> list[str]:

@@ -95,6 +95,32 @@ def opposite_at_exit(rank: int, size: int) -> float:
     return time.time()
 
 
+def test_a_rank_may_end_long_before_the_others(environment: dict[str, str]) -> None:
+    results = run_results(ends_early, "nccl:2", timeout=60, env=environment)
+    ended_well(results, seconds=8)
+    assert results[1].value - results[0].value < 12
+
+
+def ends_early(rank: int, size: int) -> float:
+    """Rank 1 stays until the process of rank 0 is gone, which may not wait for that."""
+    import numpy as np
+
+    ends_early.kept = comm = hetccl.init(timeout=30)  # type: ignore[attr-defined]
+    pids = np.zeros(size, np.int64)
+    comm.all_gather(np.array([os.getpid()]), pids)
+    while rank == 1 and running(int(pids[0])):
+        time.sleep(0.05)
+    return time.time()
+
+
+def running(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def test_opposite_orders_of_close(environment: dict[str, str]) -> None:
     for seconds in run(opposite_closes, "nccl:2", timeout=60, env=environment):
         assert seconds < 12
