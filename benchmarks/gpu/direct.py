@@ -101,14 +101,15 @@ def one(comm: Any, dtype: torch.dtype, count: int, shift: int, seed: int) -> lis
     return wrong
 
 
-def times(op: str, kind: str = "float32") -> dict[str, Any]:
-    """Median us of a call that returns when the data is there."""
+def times(op: str, kind: str = "float32", *wanted: str) -> dict[str, Any]:
+    """Median us of a call that returns when the data is there, for the bytes in `wanted` or a range of sizes."""
     dtype = getattr(torch, kind)
     width = torch.empty(0, dtype=dtype).element_size()
     found: dict[str, float] = {}
     spread: dict[str, tuple[float, float]] = {}
     sizes = (4, 4 * K, 64 * K, 256 * K, M, 4 * M, 16 * M, 64 * M, 256 * M, 1024 * M) if op == "all_reduce" else (
         64 * K, M, 16 * M, 256 * M)  # fmt: skip
+    sizes = tuple(int(n) for n in wanted) or sizes
     with hetccl.init() as comm:
         for nbytes in sizes:
             count = max(1, nbytes // width)

@@ -15,7 +15,7 @@ def mixed_stages(run: Any, report: Callable[..., Any], ranks: Callable[..., Any]
     size = 64 << 20
     for threads in ("1", "2", "4"):
         env = {"HETCCL_CPU_THREADS": threads, "THP_MEM_ALLOC_ENABLE": "1"}
-        make = ranks(run, "mixed_stages", spec, 40, str(size), env, cpus=2)
+        make = ranks(run, "mixed_stages", spec, 60, str(size), env, cpus=2)
         found = report(run, f"mixed_stages_{threads}", make, show=False)
         if not found:
             continue

@@ -237,7 +237,8 @@ def direct_cpu(run: Run) -> None:
         for threads in ("1", "2", "4"):
             env = {"HETCCL_CPU_THREADS": threads, "DIRECT_CPU_RANK": "1", "HETCCL_DEVICE": "0"}
             env["THP_MEM_ALLOC_ENABLE"] = "1" if pages == "huge" else "0"
-            make = ranks(run, "times", "nccl:1,host:1", 60, "all_reduce", "float32", env)
+            sizes = [str(n) for n in (4, 64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30)]
+            make = ranks(run, "times", "nccl:1,host:1", 60, "all_reduce", "float32", *sizes, env)
             found = report(run, f"direct_cpu_{pages}_{threads}", make, show=False)
             for nbytes, us in (found[0]["us"] if found else {}).items():
                 print(f"GPU and CPU, {threads} threads, {pages} pages {nbytes:>11} B {us:10.1f} us "
