@@ -128,11 +128,11 @@ int hx_direct_slot(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_
     return HETCCL_OK;
 }
 
-/* Of `most` slots from `slot` on, the first of which is this flow's already, how many more the receiver has given back. */
+/* Of `most` slots from `slot` on, the first of which is free, how many the receiver has given back; they get their notes. */
 static uint32_t free_run(hx_work *w, hx_ring *r, const hx_flow_state *st, int k, size_t es, uint32_t slot, uint32_t most)
 {
     uint32_t room = w->comm->direct->slots - (r->begun - atomic_load_explicit(&r->shared->taken.value, memory_order_acquire));
-    uint32_t run = room < most ? room : most;
+    uint32_t run = room > most ? most : room ? room : 1;    /* 0: that count is damaged, as will be found next */
     for (uint32_t i = 1; i < run; i++)
         r->shared->note[slot + i] = (hx_note){w->fingerprint, (uint32_t)(hx_chunk_at(st, st->out_begun[k] + i) * es)};
     return run;
