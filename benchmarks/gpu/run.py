@@ -371,9 +371,12 @@ def ranks(run: Run, body: str, spec: str, seconds: float, *arguments: Any, cpus:
             try:
                 text, _ = process.communicate(timeout=max(1.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+                running = [p for p in started if p.poll() is None]  # before one's end releases another
+                which = ", ".join(str(started.index(p)) for p in running)
+                for one in running:
+                    os.killpg(one.pid, signal.SIGKILL)
                 text, _ = process.communicate()
-                text += f"\nstopped after {limit:.0f} s"
+                text += f"\nstopped after {limit:.0f} s, when ranks {which} were running"
             bad |= process.returncode != 0
             texts.append(f"--- rank {rank}, exit {process.returncode}\n{text}")
         found = [run.out / f"rank{rank}.tmp" for rank in range(size)]
