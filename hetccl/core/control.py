@@ -70,7 +70,7 @@ class Control:
         self._names: dict[socket.socket, int] = {}  # the same the other way round
         self._left: set[int] = set()
         self._abort_told = False
-        self._closed = False
+        self._closed = self._leaving = False
         self._map: mmap.mmap | None = None
         self.address = 0
 
@@ -103,9 +103,13 @@ class Control:
         reactor().no_tick(self._tick)
         if self.address:  # before any socket ends, so that nobody takes that for a death
             _board.mark(self.address, self.rank, LEFT)
-        sockets = [sock for sock in self._sockets.values() if sock.fileno() >= 0]
-        for sock in sockets:
-            reactor().unwatch(sock.fileno())
+        self._leaving = True
+        sockets: list[socket.socket] = []
+        for _ in range(2):  # a callback that had begun may have adopted one
+            for sock in list(self._sockets.values()):
+                if sock not in sockets and sock.fileno() >= 0:
+                    reactor().unwatch(sock.fileno())
+                    sockets.append(sock)
         for sock in sockets:
             if sock.family == socket.AF_UNIX:
                 self._drain(sock)
@@ -253,6 +257,8 @@ class Control:
     def _watch(self, peer: int, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._names[sock] = peer
+        if self._leaving:  # what is adopted now is handed on: news that were read here would be lost to the next heir
+            return
         reactor().watch(sock.fileno(), lambda: self._readable(sock))
 
     def _readable(self, sock: socket.socket) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import hetccl
+from hetccl.core import control
 from hetccl.core.control import Control, ControlListener
 from hetccl.errors import AbortedError, ConfigError, HetcclError, PeerLostError
 from hetccl.testing.launch import run, run_results
@@ -122,6 +123,36 @@ def test_all_may_leave_at_once() -> None:
         time.sleep(0.1)
         assert all(controls[-1].state(r) != 2 for r in range(5))
         controls[-1].leave()
+
+
+def test_news_wait_for_the_next_heir(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that leaves is given another host's socket at the last moment. What came on it is for whoever is given it
+    next: read here, it would be lost."""
+    controls, unread = joined(["a", "a", "a", "b"]), []
+    mine, theirs = socket.socketpair()
+    drain, hand_over = Control._drain, Control._hand_over
+
+    def given(self: Control, sock: socket.socket) -> None:
+        drain(self, sock)
+        if self.rank == 1 and not unread:
+            theirs.send(control._NEWS.pack(control.LEFT, 0))
+            self._adopt(3, os.dup(mine.fileno()))
+            unread.append(b"")
+
+    def handed(self: Control) -> None:
+        if self.rank == 1:
+            time.sleep(0.3)
+            unread[:] = [mine.recv(64, socket.MSG_PEEK)]
+        hand_over(self)
+
+    monkeypatch.setattr(Control, "_drain", given)
+    monkeypatch.setattr(Control, "_hand_over", handed)
+    mine.setblocking(False)
+    with mine, theirs:
+        controls[1].leave()
+    assert unread == [control._NEWS.pack(control.LEFT, 0)]
+    for c in controls:
+        c.leave()
 
 
 def failing(rank: int, size: int) -> tuple[list[int], list[int], int]:
