@@ -222,7 +222,8 @@ static int take(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t e
         }
         if (combines && !stays && r->begun - win->arrived_free >= d->slots)
             break;
-        uint32_t run = c->host_memory || stays ? 1 : hx_run(d, st, es, slot, there);
+        uint32_t mine = st->chunks - st->in_begun[k];   /* what follows is of the peer's next operation */
+        uint32_t run = c->host_memory || stays ? 1 : hx_run(d, st, es, slot, there < mine ? there : mine);
         if (combines && !stays && run > d->slots - (r->begun - win->arrived_free))
             run = d->slots - (r->begun - win->arrived_free);
         for (uint32_t i = 0; i < run; i++)
@@ -300,6 +301,10 @@ int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, i
     if (rc == HETCCL_OK && sources) {
         rc = hx_combiner_run(w, f, st, es, moved);
         all &= st->combined == st->chunks;
+    }
+    for (int k = 0; k < f->n_peers && rc == HETCCL_OK && all; k++) {    /* also what was put just now has left */
+        hx_window *win = c->peers[f->peer[k]].window;
+        rc = win->copies ? hx_wire_move(c, w, win, f->peer[k], &all) : HETCCL_OK;
     }
     if (rc != HETCCL_OK)
         return rc;

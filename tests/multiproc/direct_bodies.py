@@ -92,6 +92,30 @@ def star(rank: int, size: int) -> dict[str, Any]:
                 "vendor": comm.vendor}  # fmt: skip
 
 
+def ahead(rank: int, size: int) -> list[str]:
+    """Operations of several chunks, posted one behind the other: a rank that has sent its part is in the next one
+    already."""
+    import numpy as np
+
+    wrong = []
+    with hetccl.init() as comm:
+        for turn in range(3):
+            works, held = [], []
+            for i, n in enumerate((2_000_000, 1_400_001, 5_100_000, 1_310_720, 1_500_003)):
+                x = np.resize((np.arange(97) + 7 * rank + i + turn).astype(np.float32), n)
+                want = sum(np.resize((np.arange(97) + 7 * r + i + turn).astype(np.float32), n) for r in range(size))
+                if i != 2:  # a broadcast's root is done when all has left
+                    want = np.resize((np.arange(97) + i + turn).astype(np.float32), n)
+                    works.append(comm.broadcast(x, 0, async_op=True))
+                else:
+                    works.append(comm.all_reduce(x, async_op=True))
+                held.append((x, want))
+            for work in works:
+                work.wait()
+            wrong += [f"{turn}/{i}" for i, (x, want) in enumerate(held) if not np.array_equal(x, want)]
+    return wrong
+
+
 def messages(rank: int, size: int) -> list[str]:
     """Messages between devices, of host memory, and to whoever asks; both ways at once."""
     import numpy as np

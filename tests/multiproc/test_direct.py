@@ -77,6 +77,12 @@ def test_a_star(wired: dict[str, str], ranks: str) -> None:
         assert (f["past"] > 0) == (f["vendor"] == "host")
 
 
+@pytest.mark.parametrize("ranks", ["host:1,sim-a:1,sim-b:1", "host:1,nccl:2,host:1", "nccl:1,host:1"])
+def test_ranks_that_are_ahead(wired: dict[str, str], ranks: str) -> None:
+    found = run(direct_bodies.ahead, ranks, timeout=100, env=wired)
+    assert found == [[]] * len(found)
+
+
 def test_a_star_is_chosen_for_much_data(environment: dict[str, str]) -> None:
     found = run(direct_bodies.star, "nccl:2,host:2", timeout=100, env=environment)
     assert all(f["wrong"] == [] and f["algorithm"] == "star" for f in found)

@@ -86,17 +86,21 @@ static void *send_main(void *arg)
     return NULL;
 }
 
-/* Reads n bytes; 0 if the stream ended or failed. */
-static int receive(hetccl_tcp_bulk *b, uint8_t *to, size_t n)
+/* Reads n bytes; 0 if the stream ended or failed. Where it may end, that is no failure: the peer closes these sockets
+ * before that of the words, and its last words may still have to be read. */
+static int receive(hetccl_tcp_bulk *b, uint8_t *to, size_t n, int may_end)
 {
     while (n) {
         ssize_t got = recv(b->fd, to, n, MSG_WAITALL);
         if (got < 0 && errno == EINTR)
             continue;
+        if (got == 0 && may_end)
+            return 0;
         if (got <= 0) {
             hetccl_tcp_window_broken(b->window, got, "receiving from");
             return 0;
         }
+        may_end = 0;
         to += got;
         n -= (size_t)got;
     }
@@ -108,14 +112,14 @@ static void *receive_main(void *arg)
     hetccl_tcp_bulk *b = arg;
     hetccl_tcp_window *w = b->window;
     hetccl_tcp_frame f;
-    for (uint32_t sequence = 0; receive(b, (uint8_t *)&f, sizeof f); sequence++) {
+    for (uint32_t sequence = 0; receive(b, (uint8_t *)&f, sizeof f, 1); sequence++) {
         if (!hetccl_tcp_window_check(w, &f, sequence) || f.nbytes == 0) {
             hetccl_tcp_window_fail(w, HETCCL_SYSTEM, "what rank %d sent is no frame: magic %08x, %u bytes at %llu, sequence %u",
                                    w->ep->peer, f.magic, f.nbytes, (unsigned long long)f.at, f.sequence);
             break;
         }
         uint64_t begun = now_ns();
-        if (!receive(b, w->memory + f.at, f.nbytes))
+        if (!receive(b, w->memory + f.at, f.nbytes, 0))
             break;
         b->recv_ns += now_ns() - begun;
         hetccl_tcp_window_land(w, &f);

@@ -102,6 +102,20 @@ def test_threads_start_with_the_first_large_put_and_end_with_the_link(windows):
     assert threads() == []
 
 
+def test_the_last_words_are_there_when_the_other_end_has_closed(windows):
+    """Its sockets for much data end before they are read."""
+    a, b = windows
+    a.table.window_put(a.ep, 0, 4 << 20, [(16 << 20, 1)])
+    b.wait(16 << 20, 1)
+    a.table.window_put(a.ep, 0, 0, [(16 << 20, 2)])
+    a.flush()
+    a.close()
+    time.sleep(0.3)
+    with pytest.raises(PeerLostError):
+        b.wait(16 << 20, 3, limit=5)
+    assert b.word(16 << 20) == 2
+
+
 def test_too_many_bytes_under_way_are_refused_and_later_taken():
     left, right = pairs(1, 4096)
     a, b = Mapped(left, part=4096), Mapped(right, peer=0, dialled=False)
