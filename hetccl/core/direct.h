@@ -16,7 +16,6 @@
 #define HX_LEAST_CHUNK ((size_t)512 << 10)
 #define HX_WORD_BYTES ((size_t)1 << 20)     /* words of one exchange: half of it is data */
 #define HX_BY_HOST_BYTES (64u << 10)        /* up to here two copies and a sum of the host beat a kernel a chunk */
-#define HX_PART_BYTES ((size_t)512 << 10)   /* of a chunk, for one thread of a rank of the host's memory: a whole slot */
 #define HX_PAST_BYTES ((size_t)8 << 20)    /* messages of which so much is not in a cache when somebody reads it */
 #define HX_RUN_BYTES ((size_t)2 << 20)     /* of several chunks that a device copies or combines in one go */
 #define HX_COMBINERS 4                      /* flows that combine at once; further ones wait */
@@ -50,12 +49,12 @@ typedef struct hx_side {
 #define HX_RING_AT(side, channel) (((size_t)8 << 20) + ((size_t)(side) * HX_RINGS + (size_t)(channel)) * HX_RING_BYTES)
 #define HX_WINDOW_BYTES HX_RING_AT(2, 0)
 
-typedef struct hx_copy {                    /* of host memory, a slot's; its parts may run on several threads */
+typedef struct hx_copy {                    /* of host memory, a slot's */
     char *to;
     const char *from;
     size_t n;
     int past;                               /* past the caches */
-    _Atomic uint32_t left;                  /* parts that have not ended */
+    _Atomic uint32_t left;                  /* 1 until it has ended */
 } hx_copy;
 
 typedef struct hx_sum_job {                 /* a chunk that the host combines */
@@ -149,12 +148,8 @@ int hx_direct_drained(hx_comm *c);          /* after a failure: whether the devi
 void hx_direct_close(hx_comm *c);           /* unregisters; before the transports unmap. Idempotent */
 /* Orders stream `which` behind what the work's own stream holds, once a work. */
 int hx_direct_fence(hx_comm *c, hx_work *w, int which);
-/* Copies host memory, by all threads of the rank. */
-void hx_direct_copy(hx_comm *c, char *to, const char *from, size_t n);
-/* The same for a slot of a ring, without waiting: hx_slot_test. `past`: nobody reads it soon. */
+/* Copies host memory into or out of a slot of a ring, by some thread of the rank: hx_slot_test. `past`: nobody reads it soon. */
 void hx_slot_copy(hx_comm *c, hx_ring *r, uint32_t slot, char *to, const char *from, size_t n, int past);
-/* Parts that a job of so many bytes is cut into. */
-int hx_direct_parts(const hx_comm *c, size_t nbytes);
 int hx_direct_error(hx_comm *c, hx_work *w, int rc, const char *what);
 
 static inline void hx_sent(hx_comm *c, hx_window *win, size_t nbytes)

@@ -163,19 +163,11 @@ static int by_kernels(hx_work *w, const hx_flow *f, hx_flow_state *st, uint32_t 
     return HETCCL_OK;
 }
 
-static void sum_share(void *arg, int part, int parts)
+static void sum_chunk(void *arg)
 {
     hx_sum_job *j = arg;
-    size_t at = j->count * (size_t)part / (size_t)parts & ~(size_t)63;
-    size_t end = part + 1 == parts ? j->count : j->count * (size_t)(part + 1) / (size_t)parts & ~(size_t)63;
-    const void *src[HX_FAN + 1];
-    void *dst[HX_FAN + 1];
-    for (int i = 0; i < j->n_src; i++)
-        src[i] = (const char *)j->src[i] + at * j->es;
-    for (int i = 0; i < j->n_dst; i++)
-        dst[i] = (char *)j->dst[i] + at * j->es;
-    int rc = j->past ? hetccl_combine_past(dst[0], j->n_dst > 1 ? dst[1] : NULL, src, j->n_src, end - at, j->dtype, j->redop, j->divisor)
-                     : hetccl_combine(dst, j->n_dst, src, j->n_src, end - at, j->dtype, j->redop, j->divisor);
+    int rc = j->past ? hetccl_combine_past(j->dst[0], j->n_dst > 1 ? j->dst[1] : NULL, j->src, j->n_src, j->count, j->dtype, j->redop, j->divisor)
+                     : hetccl_combine(j->dst, j->n_dst, j->src, j->n_src, j->count, j->dtype, j->redop, j->divisor);
     if (rc != HETCCL_OK)
         atomic_store_explicit(&j->rc, rc, memory_order_relaxed);
 }
@@ -264,7 +256,7 @@ static int in_host_memory(hx_work *w, const hx_flow *f, hx_flow_state *st, uint3
         j->past = j->n_dst <= 2 && hx_direct_past(w, st, es);
         if (j->past)
             atomic_fetch_add_explicit(&c->past_bytes, j->count * j->es, memory_order_relaxed);
-        hx_team_push(d->team, sum_share, j, hx_direct_parts(c, j->count * es), &j->left);
+        hx_team_push(d->team, sum_chunk, j, &j->left);
         st->combine_begun++;
         *moved = 1;
         rc = sums_ended(w, f, st, es, moved);       /* alone, it has ended: the peer takes it while the next is combined */
@@ -310,7 +302,7 @@ static int by_host(hx_work *w, const hx_flow *f, hx_flow_state *st, uint32_t rea
         }
         hx_sum_job *j = &m->sum[t % slots];
         describe(j, w, f, st, t, own, sum);
-        sum_share(j, 0, 1);
+        sum_chunk(j);
         if ((rc = outcome(w, j)) != HETCCL_OK)
             return rc;
         for (int k = 0; k < hx_sources(f); k++)

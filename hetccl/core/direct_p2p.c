@@ -4,6 +4,7 @@
  */
 #include "direct.h"
 #include "p2p.h"
+#include <string.h>
 
 int hx_p2p_direct(const hx_comm *c, int peer, size_t nbytes)
 {
@@ -22,7 +23,7 @@ static int move(hx_comm *c, hx_work *w, hx_ring *r, int which, char *to, const c
     hx_direct *d = c->direct;
     int rc = HETCCL_OK;
     if (!w->p2p_device) {
-        hx_direct_copy(c, to, from, n);
+        memcpy(to, from, n);
         return rc;
     }
     if (first)

@@ -4,22 +4,21 @@
 #include "threads.h"
 #include <stdlib.h>
 
-#define ROOM 512u                           /* parts that wait at most: two rings of slots, several parts each */
+#define ROOM 512u                           /* jobs that wait at most: two rings of slots for each of several peers */
 
-typedef struct part {
-    hx_share_fn share;
+typedef struct entry {
+    hx_job_fn run;
     void *job;
-    int part, parts;
     _Atomic uint32_t *left;
-} part;
+} entry;
 
 struct hx_team {
     int threads;
     _Atomic int stop;
-    _Atomic uint32_t lock;                  /* held for some instructions: a part takes tens of microseconds */
-    _Atomic uint32_t taken, posted;         /* parts so far; `posted` is the helpers' futex word */
+    _Atomic uint32_t lock;                  /* held for some instructions: a job takes tens of microseconds */
+    _Atomic uint32_t taken, posted;         /* jobs so far; `posted` is the helpers' futex word */
     _Atomic uint32_t sleepers, running;
-    part queue[ROOM];
+    entry queue[ROOM];
     pthread_t helper[];
 };
 
@@ -31,7 +30,7 @@ static void enter(hx_team *t)
 
 static void leave(hx_team *t) { atomic_store_explicit(&t->lock, 0, memory_order_release); }
 
-static int take(hx_team *t, part *p)
+static int take(hx_team *t, entry *e)
 {
     uint32_t at = atomic_load_explicit(&t->taken, memory_order_relaxed);
     if (at == atomic_load_explicit(&t->posted, memory_order_acquire))
@@ -40,7 +39,7 @@ static int take(hx_team *t, part *p)
     at = atomic_load_explicit(&t->taken, memory_order_relaxed);
     int some = at != atomic_load_explicit(&t->posted, memory_order_relaxed);
     if (some) {
-        *p = t->queue[at % ROOM];
+        *e = t->queue[at % ROOM];
         atomic_fetch_add_explicit(&t->running, 1, memory_order_relaxed);
         atomic_store_explicit(&t->taken, at + 1, memory_order_relaxed);
     }
@@ -48,20 +47,20 @@ static int take(hx_team *t, part *p)
     return some;
 }
 
-static void run(hx_team *t, const part *p)
+static void finish(hx_team *t, const entry *e)
 {
-    p->share(p->job, p->part, p->parts);
-    atomic_fetch_sub_explicit(p->left, 1, memory_order_release);
+    e->run(e->job);
+    atomic_store_explicit(e->left, 0, memory_order_release);
     atomic_fetch_sub_explicit(&t->running, 1, memory_order_release);
 }
 
 static void *work(void *arg)
 {
     hx_team *t = arg;
-    part p;
+    entry e;
     for (uint32_t turn = 0; !atomic_load_explicit(&t->stop, memory_order_relaxed);) {
-        if (take(t, &p)) {
-            run(t, &p);
+        if (take(t, &e)) {
+            finish(t, &e);
             turn = 0;
         } else if (hetccl_wait_turn(&turn, HETCCL_WAIT_PAUSES)) {
             uint32_t seen = atomic_load_explicit(&t->taken, memory_order_relaxed);
@@ -102,20 +101,18 @@ void hx_team_free(hx_team *t)
     free(t);
 }
 
-void hx_team_push(hx_team *t, hx_share_fn share, void *job, int parts, _Atomic uint32_t *left)
+void hx_team_push(hx_team *t, hx_job_fn run, void *job, _Atomic uint32_t *left)
 {
-    atomic_store_explicit(left, (uint32_t)parts, memory_order_relaxed);
     uint32_t at = t ? atomic_load_explicit(&t->posted, memory_order_relaxed) : 0;
-    if (!t || ROOM - (at - atomic_load_explicit(&t->taken, memory_order_acquire)) < (uint32_t)parts) {
-        for (int i = 0; i < parts; i++)
-            share(job, i, parts);
+    atomic_store_explicit(left, 1, memory_order_relaxed);
+    if (!t || at - atomic_load_explicit(&t->taken, memory_order_acquire) == ROOM) {
+        run(job);
         atomic_store_explicit(left, 0, memory_order_release);
         return;
     }
     enter(t);
-    for (int i = 0; i < parts; i++)
-        t->queue[(at + (uint32_t)i) % ROOM] = (part){share, job, i, parts, left};
-    atomic_store_explicit(&t->posted, at + (uint32_t)parts, memory_order_seq_cst);
+    t->queue[at % ROOM] = (entry){run, job, left};
+    atomic_store_explicit(&t->posted, at + 1, memory_order_seq_cst);
     leave(t);
     if (atomic_load_explicit(&t->sleepers, memory_order_seq_cst))
         hetccl_futex_wake(&t->posted);
@@ -123,10 +120,10 @@ void hx_team_push(hx_team *t, hx_share_fn share, void *job, int parts, _Atomic u
 
 int hx_team_help(hx_team *t)
 {
-    part p;
-    if (!t || !take(t, &p))
+    entry e;
+    if (!t || !take(t, &e))
         return 0;
-    run(t, &p);
+    finish(t, &e);
     return 1;
 }
 

@@ -212,47 +212,25 @@ void hx_direct_close(hx_comm *c)
     c->direct = NULL;
 }
 
-int hx_direct_parts(const hx_comm *c, size_t nbytes)
-{
-    size_t parts = c->direct->team ? nbytes / HX_PART_BYTES : 1;
-    return parts < 1 ? 1 : parts > 16 ? 16 : (int)parts;
-}
-
-static void copy_share(void *arg, int part, int parts)
+static void copy_chunk(void *arg)
 {
     hx_copy *j = arg;
-    size_t at = j->n * (size_t)part / (size_t)parts & ~(size_t)63, end = j->n * (size_t)(part + 1) / (size_t)parts & ~(size_t)63;
-    if (part + 1 == parts)
-        end = j->n;
     if (j->past)
-        hetccl_copy_past(j->to + at, j->from + at, end - at);
+        hetccl_copy_past(j->to, j->from, j->n);
     else
-        memcpy(j->to + at, j->from + at, end - at);
-}
-
-static void begin_copy(hx_comm *c, hx_copy *j, char *to, const char *from, size_t n, int past)
-{
-    j->to = to;
-    j->from = from;
-    j->n = n;
-    j->past = past;
-    hx_team_push(c->direct->team, copy_share, j, hx_direct_parts(c, n), &j->left);
+        memcpy(j->to, j->from, j->n);
 }
 
 void hx_slot_copy(hx_comm *c, hx_ring *r, uint32_t slot, char *to, const char *from, size_t n, int past)
 {
+    hx_copy *j = &r->copy[slot];
     if (past)
         atomic_fetch_add_explicit(&c->past_bytes, n, memory_order_relaxed);
-    begin_copy(c, &r->copy[slot], to, from, n, past);
-}
-
-void hx_direct_copy(hx_comm *c, char *to, const char *from, size_t n)
-{
-    hx_copy j;
-    begin_copy(c, &j, to, from, n, 0);
-    while (atomic_load_explicit(&j.left, memory_order_acquire))
-        if (!hx_team_help(c->direct->team))
-            hetccl_pause();
+    j->to = to;
+    j->from = from;
+    j->n = n;
+    j->past = past;
+    hx_team_push(c->direct->team, copy_chunk, j, &j->left);
 }
 
 int hx_direct_error(hx_comm *c, hx_work *w, int rc, const char *what)

@@ -7,9 +7,11 @@ The stand-in of NCCL waits in ncclCommDestroy for the other ranks of the communi
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,8 +46,10 @@ def ended_well(results: list[RankResult], seconds: float) -> None:
         ("sim-a:2,host:2", ONE_BY_ONE),
     ],
 )
-def test_torch_groups_that_nobody_destroys(mix: str, pause: tuple[float, ...], environment: dict[str, str]) -> None:
-    pytest.importorskip("torch")
+def test_torch_groups_that_nobody_destroys(
+    mix: str, pause: tuple[float, ...], environment: dict[str, str], require: Callable[[object, str, str], None]
+) -> None:
+    require(importlib.util.find_spec("torch"), "torch", "pip install torch")
     env = {**environment, "HETCCL_CPU_THREADS": "2"}
     ended_well(run_results(torch_groups, mix, timeout=60, env=env, args=(pause,)), seconds=12)
 
