@@ -87,16 +87,18 @@ def shares(before: Any, after: Any, seconds: float) -> dict[str, float]:
 
 
 def loopback(number: str) -> dict[str, Any]:
-    """GB/s each way that so many sockets carry, both ways at once, a thread a socket and way."""
+    """GB/s each way that so many sockets a direction carry, both ways at once, a thread at either end of each."""
     count, port, total = int(number), int(os.environ["MASTER_PORT"]) + 1, 256 * M
-    socks = meet(count, port)
+    socks = meet(2 * count, port)
     rates = []
     for _ in range(6):
         for sock in socks:  # both are ready
             sock.sendall(b"x")
             sock.recv(1)
-        threads = [threading.Thread(target=move, args=(sock, sending, total // count))
-                   for sock in socks for sending in (True, False)]  # fmt: skip
+        threads = [
+            threading.Thread(target=move, args=(sock, (i < count) == (RANK == 0), total // count))
+            for i, sock in enumerate(socks)
+        ]
         start = time.perf_counter()
         for thread in threads:
             thread.start()

@@ -5,6 +5,9 @@ from typing import Any, final
 CHANNELS: int
 MOST_SOCKETS: int
 
+def link_sockets(bulk: int) -> int: ...
+def is_link(count: int) -> bool: ...
+
 @final
 class Streams:
     max_message: int

@@ -24,6 +24,17 @@ CHANNELS = HETCCL_CHANNELS
 MOST_SOCKETS = HETCCL_TCP_MOST_BULK
 
 
+def link_sockets(int bulk):
+    """How many sockets a link has whose window's data goes over `bulk` sockets a direction; 0: it has no window."""
+    return HETCCL_CHANNELS + (1 + 2 * bulk if bulk else 0)
+
+
+def is_link(int count):
+    """Whether a link can have so many sockets."""
+    cdef int bulk = (count - HETCCL_CHANNELS) // 2
+    return 0 <= bulk <= HETCCL_TCP_MOST_BULK and count == link_sockets(bulk)
+
+
 @cython.final
 cdef class Streams:
     """All endpoints of one transport. Freed when neither it nor a capsule is left."""
@@ -48,13 +59,13 @@ cdef class Streams:
         return made
 
     def open(self, int peer, fds, bint dialled=False):
-        """Address of a new endpoint over connected sockets: one a channel, then one for the words of a window and 1 to
-        MOST_SOCKETS for its data, or none. The descriptors belong to it from now on."""
-        cdef int[HETCCL_CHANNELS + 1 + HETCCL_TCP_MOST_BULK] numbers
-        cdef int more = len(fds) - HETCCL_CHANNELS
-        if more != 0 and not 2 <= more <= 1 + HETCCL_TCP_MOST_BULK:
+        """Address of a new endpoint over connected sockets, as many as `link_sockets` says: one a channel, and for a window
+        one for its words, and 1 to MOST_SOCKETS a direction, first those on which the rank that dialled sends. The
+        descriptors belong to it from now on."""
+        cdef int[HETCCL_CHANNELS + 1 + 2 * HETCCL_TCP_MOST_BULK] numbers
+        if not is_link(len(fds)):
             raise ValueError(
-                f"{HETCCL_CHANNELS} descriptors are needed, and 2 to {1 + HETCCL_TCP_MOST_BULK} more for a window; "
+                f"{HETCCL_CHANNELS} descriptors are needed, and for a window one and 1 to {HETCCL_TCP_MOST_BULK} pairs more; "
                 f"{len(fds)} were given"
             )
         for i in range(len(fds)):

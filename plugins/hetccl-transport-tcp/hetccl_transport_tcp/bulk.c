@@ -44,7 +44,7 @@ static int send_part(hetccl_tcp_bulk *b, hetccl_tcp_frame *f)
             part[0] = (struct iovec){w->memory + f->at + sent, f->nbytes - sent};
             msg.msg_iovlen = 1;
         }
-        ssize_t n = sendmsg(b->fd, &msg, MSG_NOSIGNAL);
+        ssize_t n = sendmsg(b->out_fd, &msg, MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0) {
@@ -91,7 +91,7 @@ static void *send_main(void *arg)
 static int receive(hetccl_tcp_bulk *b, uint8_t *to, size_t n, int may_end)
 {
     while (n) {
-        ssize_t got = recv(b->fd, to, n, MSG_WAITALL);
+        ssize_t got = recv(b->in_fd, to, n, MSG_WAITALL);
         if (got < 0 && errno == EINTR)
             continue;
         if (got == 0 && may_end)
@@ -140,13 +140,13 @@ static int start(pthread_t *thread, void *(*run)(void *), hetccl_tcp_bulk *b)
     return rc == 0 ? HETCCL_OK : HETCCL_SYSTEM;
 }
 
-static void blocking(hetccl_tcp_bulk *b) { fcntl(b->fd, F_SETFL, fcntl(b->fd, F_GETFL) & ~O_NONBLOCK); }
+static void blocking(int fd) { fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK); }
 
 int hetccl_tcp_bulk_send(hetccl_tcp_window *w, const hetccl_tcp_frame *f, uint64_t nbytes)
 {
     for (int i = 0; i < w->n_bulk; i++)
         if (!w->bulk[i].sends) {
-            blocking(&w->bulk[i]);
+            blocking(w->bulk[i].out_fd);
             if (start(&w->bulk[i].sender, send_main, &w->bulk[i]) != HETCCL_OK)
                 return hetccl_tcp_fail(w->ep->tcp, HETCCL_SYSTEM, "no threads can be made to send to rank %d", w->ep->peer);
             w->bulk[i].sends = 1;
@@ -187,7 +187,7 @@ int hetccl_tcp_bulk_receive(hetccl_tcp_window *w)
 {
     for (int i = 0; i < w->n_bulk; i++)
         if (!w->bulk[i].receives) {
-            blocking(&w->bulk[i]);
+            blocking(w->bulk[i].in_fd);
             if (start(&w->bulk[i].receiver, receive_main, &w->bulk[i]) != HETCCL_OK)
                 return HETCCL_SYSTEM;
             w->bulk[i].receives = 1;
@@ -205,9 +205,11 @@ void hetccl_tcp_bulk_close(hetccl_tcp_window *w)
         int unsent = w->sending > 0;
         pthread_cond_broadcast(&w->work);
         pthread_mutex_unlock(&w->lock);
-        for (int i = 0; i < w->n_bulk; i++) {       /* SHUT_RD alone disturbs nothing that is on its way to the peer */
-            if (w->bulk[i].fd >= 0 && (w->bulk[i].sends || w->bulk[i].receives))
-                shutdown(w->bulk[i].fd, unsent ? SHUT_RDWR : SHUT_RD);
+        for (int i = 0; i < w->n_bulk; i++) {       /* ends the calls in which threads wait */
+            if (w->bulk[i].sends && unsent)
+                shutdown(w->bulk[i].out_fd, SHUT_RDWR);
+            if (w->bulk[i].receives)
+                shutdown(w->bulk[i].in_fd, SHUT_RD);
         }
     }
     for (int i = 0; i < w->n_bulk; i++) {
@@ -217,8 +219,10 @@ void hetccl_tcp_bulk_close(hetccl_tcp_window *w)
         if (mine && b->receives)
             pthread_join(b->receiver, NULL);
         b->sends = b->receives = 0;
-        if (b->fd >= 0)
-            close(b->fd);
-        b->fd = -1;
+        if (b->out_fd >= 0)
+            close(b->out_fd);
+        if (b->in_fd >= 0)
+            close(b->in_fd);
+        b->out_fd = b->in_fd = -1;
     }
 }

@@ -40,8 +40,8 @@ class TcpDriver(TransportDriver):
         ),
         Option(
             "HETCCL_TCP_SOCKETS",
-            f"Sockets, {SOCKET_LIMITS[0]} to {SOCKET_LIMITS[1]}, that carry large data of devices between two ranks, "
-            "each served by a thread for either direction. Must be equal on all ranks.",
+            f"Sockets, {SOCKET_LIMITS[0]} to {SOCKET_LIMITS[1]} for each direction, that carry large data of devices "
+            "between two ranks, each served by a thread at either end. Must be equal on all ranks.",
             str(SOCKETS),
         ),
     )
@@ -228,13 +228,13 @@ class TcpTransport(Transport):
     def _dial_channels(
         self, peer: int, target: tuple[Address, int], purpose: str, bulk: int, limit: float, deadline: float
     ) -> list[socket.socket]:
-        """One socket a channel, and where there are to be bulk sockets one for words and these, each through its
-        handshake. The nonce tells the peer which of them belong together."""
-        from hetccl_transport_tcp._tcp import CHANNELS
+        """All sockets of a link, each through its handshake; `bulk` of them a direction for data of devices. The nonce tells
+        the peer which of them belong together."""
+        from hetccl_transport_tcp._tcp import link_sockets
 
         request, nonce = self._request, secrets.token_hex(8)
         until = time.monotonic() + limit
-        count = CHANNELS + 1 + bulk if bulk else CHANNELS
+        count = link_sockets(bulk)
         of = f"/{count}" if bulk else ""
         socks: list[socket.socket] = []
         try:

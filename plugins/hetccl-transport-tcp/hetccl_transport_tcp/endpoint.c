@@ -274,7 +274,7 @@ hetccl_tcp_ep *hetccl_tcp_open(hetccl_tcp *tcp, int peer, const int *fds, int n_
         }
     }
     if (n_fds > HETCCL_CHANNELS + 1) {
-        ep->window = hetccl_tcp_window_new(ep, fds + HETCCL_CHANNELS, n_fds - HETCCL_CHANNELS - 1, side);
+        ep->window = hetccl_tcp_window_new(ep, fds + HETCCL_CHANNELS, (n_fds - HETCCL_CHANNELS - 1) / 2, side);
         if (ep->window == NULL) {
             for (int i = 0; i < HETCCL_CHANNELS; i++)
                 free(ep->channel[i].stage);
@@ -345,13 +345,15 @@ static int look(hetccl_tcp_ep *ep)
     if (now - ep->looked_ns < LOOK_EVERY_NS)
         return HETCCL_OK;
     ep->looked_ns = now;
-    int fds[HETCCL_CHANNELS + 1 + HETCCL_TCP_MOST_BULK], n = 0;
+    int fds[HETCCL_CHANNELS + 1 + 2 * HETCCL_TCP_MOST_BULK], n = 0;
     for (; n < HETCCL_CHANNELS; n++)
         fds[n] = ep->channel[n].fd;
     if (ep->window)
         fds[n++] = ep->window->words_fd;
-    for (int i = 0; ep->window && i < ep->window->n_bulk; i++)
-        fds[n++] = ep->window->bulk[i].fd;
+    for (int i = 0; ep->window && i < ep->window->n_bulk; i++) {
+        fds[n++] = ep->window->bulk[i].out_fd;
+        fds[n++] = ep->window->bulk[i].in_fd;
+    }
     for (int i = 0; i < n; i++) {
         struct tcp_info info = {0};
         socklen_t size = sizeof info;

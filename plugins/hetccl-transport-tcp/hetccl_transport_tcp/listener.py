@@ -15,7 +15,7 @@ from hetccl.errors import PluginLoadError
 from hetccl.native.handshake import Acceptor, HandshakeError, Session
 from hetccl.native.interfaces import Address
 from hetccl.transports.base import TransportRequest
-from hetccl_transport_tcp._tcp import CHANNELS, MOST_SOCKETS
+from hetccl_transport_tcp._tcp import CHANNELS, is_link
 
 log = logging.getLogger("hetccl.transports.tcp")
 
@@ -166,7 +166,7 @@ class Listener:
             count = channel = 0
         else:
             channel, count = int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else CHANNELS
-        if channel >= count or not (count == CHANNELS or CHANNELS + 2 <= count <= CHANNELS + 1 + MOST_SOCKETS):
+        if channel >= count or not is_link(count):
             raise HandshakeError(
                 f"rank {session.peer} asks for {session.purpose!r}, which is no channel of a link", reason="format"
             )

@@ -89,8 +89,8 @@ typedef struct hetccl_tcp {
 /* endpoint.c */
 hetccl_tcp *hetccl_tcp_new(size_t max_message, uint32_t most_part);   /* NULL: no memory */
 void hetccl_tcp_free(hetccl_tcp *tcp);                            /* closes what is open */
-/* One socket a channel; with more, one for the words of a window, and its bulk sockets. side: 0 on the rank that dialled. Takes
- * the fds over; NULL: no memory. */
+/* One socket a channel; with more, one for the words of a window, and its bulk sockets, first those on which side 0 sends.
+ * side: 0 on the rank that dialled. Takes the fds over; NULL: no memory. */
 hetccl_tcp_ep *hetccl_tcp_open(hetccl_tcp *tcp, int peer, const int *fds, int n_fds, int side);
 void hetccl_tcp_close_all(hetccl_tcp *tcp);
 int hetccl_tcp_fail(hetccl_tcp *tcp, int status, const char *format, ...) __attribute__((format(printf, 3, 4), cold));

@@ -33,7 +33,7 @@ hetccl_tcp_window *hetccl_tcp_window_new(hetccl_tcp_ep *ep, const int *fds, int 
     w->words_fd = fds[0];
     w->n_bulk = n_bulk;
     for (int i = 0; i < n_bulk; i++)
-        w->bulk[i] = (hetccl_tcp_bulk){.window = w, .fd = fds[i + 1]};
+        w->bulk[i] = (hetccl_tcp_bulk){.window = w, .out_fd = fds[1 + side * n_bulk + i], .in_fd = fds[1 + (1 - side) * n_bulk + i]};
     pthread_mutex_init(&w->lock, NULL);
     pthread_mutex_init(&w->landing_lock, NULL);
     pthread_cond_init(&w->work, NULL);

@@ -2,9 +2,11 @@
  * Windows over TCP: each rank of a link has a copy of the memory, and what one of them puts is carried into the other's.
  *
  * A link has, beside its channels, one socket for words and small puts, which the thread that drives serves itself, and so
- * many *bulk* sockets as HETCCL_TCP_SOCKETS says. A large put is cut into parts that wait in one queue; each bulk socket has a
- * thread that takes the next part and sends it, and one that receives parts straight to where they belong. So whichever socket
- * is free carries on, and the threads sleep when there is nothing to do. They start with the first large put.
+ * many *bulk* sockets for each direction as HETCCL_TCP_SOCKETS says. A large put is cut into parts that wait in one queue; each
+ * bulk socket has a thread that takes the next part and sends it, and at its other end one that receives parts straight to where
+ * they belong. So whichever socket is free carries on, and the threads sleep when there is nothing to do. They start with the
+ * first large put. Data goes one way on such a socket: the kernel lets one thread at a time into it, so that a sender and a
+ * receiver of the same socket hold each other up.
  *
  * Every frame is a header (64 bytes, little-endian) and the bytes. Puts that have bytes are numbered, and their words become
  * visible in that order, whatever socket the parts came over.
@@ -34,9 +36,9 @@ typedef struct hetccl_tcp_frame {
     uint64_t word[2][2];                   /* where, value */
 } hetccl_tcp_frame;
 
-typedef struct hetccl_tcp_bulk {           /* one bulk socket */
+typedef struct hetccl_tcp_bulk {           /* a pair of bulk sockets, one a direction */
     struct hetccl_tcp_window *window;
-    int fd;
+    int out_fd, in_fd;
     pthread_t sender, receiver;
     int sends, receives;                   /* its threads run */
     uint64_t send_ns, recv_ns, idle_ns;    /* in send; receiving a body; sender without work. Written by its threads */
@@ -77,7 +79,7 @@ typedef struct hetccl_tcp_window {
 } hetccl_tcp_window;
 
 /* window.c */
-/* fds: the words' socket, then the bulk ones. Takes them over; NULL: no memory. */
+/* fds: the words' socket, n_bulk on which side 0 sends, n_bulk on which side 1 does. Takes them over; NULL: no memory. */
 hetccl_tcp_window *hetccl_tcp_window_new(hetccl_tcp_ep *ep, const int *fds, int n_bulk, int side);
 int hetccl_tcp_window_map(hetccl_tcp_window *w, hetccl_window_args *args);
 int hetccl_tcp_window_put(hetccl_tcp_window *w, const hetccl_window_put *put);

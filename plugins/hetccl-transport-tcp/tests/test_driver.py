@@ -22,7 +22,7 @@ from hetccl.native import handshake
 from hetccl.tables import TransportTable
 from hetccl.transports.base import TransportRequest
 
-SOCKS = 5  # of a collective link: the channels, one for words, one bulk
+SOCKS = 6  # of a collective link: the channels, one for words, one bulk a direction
 pytestmark = pytest.mark.timeout(60)
 
 

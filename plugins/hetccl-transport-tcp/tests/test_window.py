@@ -7,12 +7,13 @@ import ctypes
 import os
 import select
 import signal
+import socket
 import struct
 import threading
 import time
 
 import pytest
-from hetccl_transport_tcp._tcp import CHANNELS
+from hetccl_transport_tcp._tcp import CHANNELS, MOST_SOCKETS, Streams, is_link, link_sockets
 from tcp_links import End, in_child, payload, socket_pairs, wait_for
 
 from hetccl.errors import AbortedError, PeerLostError, TransportError, UnsupportedError, UsageError
@@ -23,7 +24,12 @@ FRAME = struct.Struct("<IIQIIIHH4Q")
 
 
 def pairs(bulk, buffer=0):
-    return socket_pairs("127.0.0.1", buffer, CHANNELS + 1 + bulk)
+    return socket_pairs("127.0.0.1", buffer, link_sockets(bulk))
+
+
+def bytes_both_ways(sock):
+    """(bytes of ours that the peer has acknowledged, bytes received), from Linux's struct tcp_info."""
+    return struct.unpack_from("2Q", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136), 120)
 
 
 class Mapped(End):
@@ -223,6 +229,33 @@ def test_puts_that_cannot_be(windows):
             a.table.window_put(a.ep, at, nbytes, words)
     with pytest.raises(UsageError, match="a window of"):
         a.table.window(a.ep, 1 << 30)
+
+
+def test_what_a_link_can_have():
+    assert [link_sockets(n) for n in (0, 1, 8)] == [CHANNELS, CHANNELS + 3, CHANNELS + 17]
+    counts = [n for n in range(100) if is_link(n)]
+    assert counts == [link_sockets(n) for n in range(MOST_SOCKETS + 1)]
+    with pytest.raises(ValueError, match=f"{CHANNELS} descriptors are needed.*{CHANNELS + 2} were given"):
+        Streams(4096).open(1, range(1000, 1000 + CHANNELS + 2))
+
+
+def test_data_goes_one_way_on_a_socket():
+    """A sender and a receiver of one socket would hold each other up in the kernel."""
+    left, right = pairs(3)
+    sockets = [sock.dup() for sock in left[CHANNELS + 1 :]]
+    a, b = Mapped(left), Mapped(right, peer=0, dialled=False)
+    for turn in range(1, 5):
+        for end in (a, b):
+            end.table.window_put(end.ep, 1 << 20, 8 << 20, [(0, turn)])
+        a.wait(0, turn)
+        b.wait(0, turn)
+    a.close()
+    b.close()
+    acked, received = zip(*(bytes_both_ways(sock) for sock in sockets), strict=True)
+    assert sum(acked[:3]) >= 32 << 20 and sum(received[3:]) >= 32 << 20
+    assert max(*received[:3], *acked[3:]) <= 1  # Linux counts SYN and FIN
+    for sock in sockets:
+        sock.close()
 
 
 def test_a_link_without_bulk_sockets_has_no_window():
