@@ -53,7 +53,7 @@ void hx_direct_begin(hx_work *w, const hx_step *s)
     }
 }
 
-static int takes_from(const hx_flow *f, int k)
+int hx_direct_takes(const hx_flow *f, int k)
 {
     return f->kind == HX_FLOW_RECV || f->kind == HX_FLOW_FORWARD ? k == 0 : k < hx_sources(f);
 }
@@ -293,7 +293,7 @@ int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, i
             if (f->kind == HX_FLOW_EXCHANGE || win->copies)
                 all &= hx_all_taken(hx_direct_out(c, f, k));
         }
-        if (rc == HETCCL_OK && takes_from(f, k)) {
+        if (rc == HETCCL_OK && hx_direct_takes(f, k)) {
             rc = take(w, f, st, k, es, moved);
             all &= st->in_ended[k] == st->chunks;
         }
@@ -311,7 +311,7 @@ int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, i
     for (int k = 0; k < f->n_peers; k++) {
         hx_window *win = c->peers[f->peer[k]].window;
         if (win->copies)
-            hx_wire_account(f, st, win, k, hx_direct_gives(f, k) ? hx_direct_out(c, f, k) : NULL, takes_from(f, k));
+            hx_wire_account(f, st, win, k, hx_direct_gives(f, k) ? hx_direct_out(c, f, k) : NULL, hx_direct_takes(f, k));
     }
     st->done = all;
     if (all)

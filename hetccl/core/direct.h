@@ -188,6 +188,7 @@ size_t hx_direct_chunk(const hx_comm *c, size_t nbytes);    /* bytes of a chunk 
 void hx_direct_begin(hx_work *w, const hx_step *s);
 int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, int *moved);
 int hx_direct_gives(const hx_flow *f, int k);   /* whether a flow sends to its peer k */
+int hx_direct_takes(const hx_flow *f, int k);   /* whether it takes from its peer k */
 hx_ring *hx_direct_out(hx_comm *c, const hx_flow *f, int k);    /* the ring that it uses for that */
 /* The next slot of a ring, for chunk t. HETCCL_IN_PROGRESS: all are full. HETCCL_SYSTEM: its counts are damaged. */
 int hx_direct_slot(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t es, uint32_t *slot);

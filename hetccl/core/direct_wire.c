@@ -37,12 +37,14 @@ int hx_wire_chunk(hx_window *win, const hx_ring *r, uint32_t slot, size_t nbytes
     return settle(win, win->peer->ops->window_put(win->peer->ctx, win->peer->ep, &put));
 }
 
+/* To a peer that has closed nothing can be on its way. Whether it has done its part the caller sees by what has come: a peer
+ * that has may be gone before its last words are read, and then this operation is as good as any. */
 int hx_wire_move(hx_comm *c, hx_work *w, hx_window *win, int rank, int *all)
 {
     int rc = win->status;
     if (rc == HETCCL_OK)
         rc = settle(win, win->peer->ops->window_test(win->peer->ctx, win->peer->ep));
-    *all &= rc == HETCCL_OK;
+    *all &= rc == HETCCL_OK || win->peer->broken;
     if (rc <= HETCCL_IN_PROGRESS)
         return HETCCL_OK;
     snprintf(w->text, sizeof w->text, "%s", win->peer->ops->last_error(win->peer->ctx));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Waiting: whom for, how to sleep until something happens, and how to wake who sleeps. Driving a work to its end is waiting,
+ * Waiting: how to sleep until something happens, and how to wake who sleeps. Driving a work to its end is waiting,
  * too: looks at once after something has moved, then yields, then sleep (docs/design/waiting.md).
  */
 #include "direct.h"
@@ -42,40 +42,6 @@ int hx_comm_sleep(hx_comm *c, uint64_t ns)
     if (q[0].revents && read(c->kick_fd, &kicks, sizeof kicks) < 0)
         awake = 1;
     return awake;
-}
-
-/* Whom a work waits for, for the text of a timeout. */
-void hx_work_waiting(hx_work *w, int32_t *ranks, int32_t *n, int32_t max, const char **phase)
-{
-    int64_t segment;
-    int index;
-    *n = 0;
-    *phase = "copy";
-    if (!w->bound)
-        return;
-    const hx_step *s = hx_lane_next(w, HX_LANE_BORDER, &segment, &index);
-    if (s && s->kind == HX_FLOWS && w->lane[HX_LANE_BORDER].running) {
-        *phase = "border";
-        for (int f = s->first_flow; f < s->first_flow + s->n_flows; f++)
-            for (int i = 0; !w->flow[f].done && i < w->plan->flows[f].n_peers; i++) {
-                int known = 0;
-                for (int k = 0; k < *n; k++)
-                    known |= ranks[k] == w->plan->flows[f].peer[i];
-                if (!known && *n < max)
-                    ranks[(*n)++] = w->plan->flows[f].peer[i];
-            }
-        return;
-    }
-    s = hx_lane_next(w, HX_LANE_ISLAND, &segment, &index);
-    int calls = s && s->kind < HX_COPY;
-    for (int i = 0; !s && w->comm->streaming && i < w->plan->n_steps; i++)
-        calls |= w->plan->steps[i].kind < HX_COPY;     /* all is enqueued: on a stream, only calls wait for others */
-    if (calls) {
-        *phase = "island";
-        for (int i = 0; i < w->comm->n_island_local && *n < max; i++)
-            if (w->comm->island_ranks[i] != w->comm->rank)
-                ranks[(*n)++] = w->comm->island_ranks[i];
-    }
 }
 
 static int final(hx_work *w) { return atomic_load_explicit(&w->finished, memory_order_acquire) != 0; }

@@ -92,6 +92,24 @@ def star(rank: int, size: int) -> dict[str, Any]:
                 "vendor": comm.vendor}  # fmt: skip
 
 
+def early(rank: int, size: int) -> list[bool]:
+    """Rank 0 does its part and closes; rank 1 begins long after that; the last rank needs both."""
+    import numpy as np
+
+    n = 50_000  # few enough for what lies between ranks 0 and 2
+    x, y = np.full(n, rank + 1, np.float32), np.zeros(n if rank == size - 1 else 0, np.float32)
+    right = []
+    with hetccl.init() as comm:
+        for turn in range(2):
+            began = time.monotonic()
+            if turn and rank == 1:
+                time.sleep(2.5)
+            comm.reduce_scatter_v(x, y, [0] * (size - 1) + [n])
+            right.append(bool((y == size * (size + 1) // 2).all()))
+        took = time.monotonic() - began
+    return [*right, took < 2.4 if rank == 0 else took > 2.4]
+
+
 def ahead(rank: int, size: int) -> list[str]:
     """Operations of several chunks, posted one behind the other: a rank that has sent its part is in the next one
     already."""

@@ -83,6 +83,13 @@ def test_ranks_that_are_ahead(wired: dict[str, str], ranks: str) -> None:
     assert found == [[]] * len(found)
 
 
+@pytest.mark.parametrize("way", ["auto", "staged"])
+def test_a_rank_that_has_done_its_part_may_leave(wired: dict[str, str], way: str) -> None:
+    """However long another one takes: the root waits for that one, and blames nobody."""
+    env = {**wired, "HETCCL_DEVICE_PATH": way, "HETCCL_ALGORITHM": "reduce_scatter=direct"}
+    assert run(direct_bodies.early, "host@a:1,host@b:1,nccl@c:1", timeout=60, env=env) == [[True] * 3] * 3
+
+
 def test_a_star_is_chosen_for_much_data(environment: dict[str, str]) -> None:
     found = run(direct_bodies.star, "nccl:2,host:2", timeout=100, env=environment)
     assert all(f["wrong"] == [] and f["algorithm"] == "star" for f in found)

@@ -228,8 +228,8 @@ class TcpTransport(Transport):
     def _dial_channels(
         self, peer: int, target: tuple[Address, int], purpose: str, bulk: int, limit: float, deadline: float
     ) -> list[socket.socket]:
-        """All sockets of a link, each through its handshake; `bulk` of them a direction for data of devices. The nonce tells
-        the peer which of them belong together."""
+        """All sockets of a link, each through its handshake; `bulk` of them a direction for data of devices. The nonce
+        tells the peer which of them belong together."""
         from hetccl_transport_tcp._tcp import link_sockets
 
         request, nonce = self._request, secrets.token_hex(8)
