@@ -283,8 +283,6 @@ int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, i
                 limit = c->host_memory ? 0 : st->combined, base = st->dst;     /* the host combines into the slots */
             else if (f->kind == HX_FLOW_FORWARD)
                 limit = st->in_ended[0], base = st->dst;
-            else if (hx_sends_with_sums(c, f))      /* a chunk whose peer's has come goes with the sum */
-                limit = st->out_begun[k] < st->in_ended[k] ? 0 : limit < st->combine_begun + HX_LEAD ? limit : st->combine_begun + HX_LEAD;
             else if (f->kind == HX_FLOW_EXCHANGE && st->how == HX_HOW_HOST && limit > st->combined + c->direct->slots)
                 limit = st->combined + c->direct->slots;    /* the own part is read from its slot */
             rc = give(w, f, st, k, base, limit, es, moved);

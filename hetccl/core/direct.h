@@ -14,7 +14,6 @@
 #define HX_SLOTS 4u                         /* of a ring between devices: so large are chunks at most */
 #define HX_MOST_SLOTS 32u                   /* of a ring where a rank's memory is the host's; half of them where several are */
 #define HX_LEAST_CHUNK ((size_t)512 << 10)
-#define HX_LEAD 4u                          /* chunks that go to the peer before its own have come, where copies go with sums */
 #define HX_WORD_BYTES ((size_t)1 << 20)     /* words of one exchange: half of it is data */
 #define HX_BY_HOST_BYTES (64u << 10)        /* up to here two copies and a sum of the host beat a kernel a chunk */
 #define HX_PAST_BYTES ((size_t)8 << 20)    /* messages of which so much is not in a cache when somebody reads it */
@@ -64,7 +63,6 @@ typedef struct hx_sum_job {                 /* a chunk that the host combines */
     int n_dst, n_src, dtype, redop;
     size_t count, es;
     int past;                               /* dst[0] goes past the caches */
-    hx_copy *first;                         /* made before; NULL: none */
     double divisor;
     _Atomic int rc;
     _Atomic uint32_t left;
@@ -237,13 +235,6 @@ static inline uint32_t hx_run(const hx_direct *d, const hx_flow_state *st, size_
 static inline size_t hx_chunks_at(const hx_flow_state *st, uint32_t t, uint32_t n)
 {
     return (size_t)(n - 1) * st->chunk + hx_chunk_at(st, t + n - 1);
-}
-
-/* Whether a rank of the host's memory copies what it sends of an exchange together with the sum: it reads its own part once
- * from memory then, and once from its cache. */
-static inline int hx_sends_with_sums(const hx_comm *c, const hx_flow *f)
-{
-    return c->host_memory && f->kind == HX_FLOW_EXCHANGE && f->n_peers == 1;
 }
 
 /* Whether the copy of a slot has ended. */

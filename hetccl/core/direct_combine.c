@@ -166,10 +166,6 @@ static int by_kernels(hx_work *w, const hx_flow *f, hx_flow_state *st, uint32_t 
 static void sum_chunk(void *arg)
 {
     hx_sum_job *j = arg;
-    if (j->first) {                         /* dst may be the memory that it copies from */
-        memcpy(j->first->to, j->first->from, j->first->n);
-        atomic_store_explicit(&j->first->left, 0, memory_order_release);
-    }
     int rc = j->past ? hetccl_combine_past(j->dst[0], j->n_dst > 1 ? j->dst[1] : NULL, j->src, j->n_src, j->count, j->dtype, j->redop, j->divisor)
                      : hetccl_combine(j->dst, j->n_dst, j->src, j->n_src, j->count, j->dtype, j->redop, j->divisor);
     if (rc != HETCCL_OK)
@@ -186,7 +182,6 @@ static void describe(hx_sum_job *j, hx_work *w, const hx_flow *f, const hx_flow_
     j->count = hx_chunk_at(st, t);
     j->es = hetccl_dtype_size(w->plan->dtype);
     j->past = 0;
-    j->first = NULL;
     j->divisor = divisor_of(w, f);
     atomic_store_explicit(&j->rc, HETCCL_OK, memory_order_relaxed);
     j->n_src = sources_of(w, f, st, t, own, j->src);
@@ -244,28 +239,6 @@ static int sums_ended(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es
     return rc;
 }
 
-/* The own part of the next chunk of an exchange: it has been copied into the peer's ring, or will be by the job.
- * HETCCL_IN_PROGRESS: neither. */
-static int own_part(hx_work *w, const hx_flow *f, hx_flow_state *st, hx_sum_job *j, const char *own, size_t es)
-{
-    hx_comm *c = w->comm;
-    uint32_t t = st->combine_begun, slot;
-    if (st->out_begun[0] > t)
-        return st->out_ended[0] > t ? HETCCL_OK : HETCCL_IN_PROGRESS;
-    int rc = hx_direct_slot(w, f, st, 0, es, &slot);
-    if (rc != HETCCL_OK)
-        return rc;
-    hx_ring *r = hx_direct_out(c, f, 0);
-    j->first = &r->copy[slot];
-    j->first->to = r->data + slot * c->direct->slot_bytes;
-    j->first->from = own;
-    j->first->n = j->count * es;
-    atomic_store_explicit(&j->first->left, 1, memory_order_relaxed);
-    r->begun++;
-    st->out_begun[0]++;
-    return HETCCL_OK;
-}
-
 /* Memory of the host: one pass reads the own part and what came, and writes the sum both into the user's memory and into
  * the slots of those who get it. */
 static int in_host_memory(hx_work *w, const hx_flow *f, hx_flow_state *st, uint32_t ready, size_t es, int *moved)
@@ -278,11 +251,7 @@ static int in_host_memory(hx_work *w, const hx_flow *f, hx_flow_state *st, uint3
         hx_sum_job *j = &m->sum[st->combine_begun % d->slots];
         size_t at = (size_t)st->combine_begun * st->chunk * es;
         describe(j, w, f, st, st->combine_begun, st->src + at, st->dst + at);
-        if (f->kind != HX_FLOW_EXCHANGE)
-            rc = results(w, f, st, j, es);
-        else if (hx_sends_with_sums(c, f))
-            rc = own_part(w, f, st, j, st->src + at, es);
-        if (rc != HETCCL_OK)
+        if (f->kind != HX_FLOW_EXCHANGE && (rc = results(w, f, st, j, es)) != HETCCL_OK)
             break;
         j->past = j->n_dst <= 2 && hx_direct_past(w, st, es);
         if (j->past)
@@ -290,10 +259,7 @@ static int in_host_memory(hx_work *w, const hx_flow *f, hx_flow_state *st, uint3
         hx_team_push(d->team, sum_chunk, j, &j->left);
         st->combine_begun++;
         *moved = 1;
-        if (j->first)
-            rc = hx_direct_publish(w, f, st, 0, es, moved);
-        if (rc == HETCCL_OK)
-            rc = sums_ended(w, f, st, es, moved);   /* alone, it has ended: the peer takes it while the next is combined */
+        rc = sums_ended(w, f, st, es, moved);       /* alone, it has ended: the peer takes it while the next is combined */
     }
     return rc == HETCCL_IN_PROGRESS ? HETCCL_OK : rc;
 }
@@ -366,7 +332,7 @@ int hx_combiner_run(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, 
     uint32_t ready = st->chunks;
     for (int k = 0; k < hx_sources(f); k++) {
         ready = st->in_ended[k] < ready ? st->in_ended[k] : ready;
-        if (f->kind == HX_FLOW_EXCHANGE && !hx_sends_with_sums(c, f))    /* dst may be the memory that a chunk leaves from */
+        if (f->kind == HX_FLOW_EXCHANGE)    /* dst may be the memory that a chunk leaves from */
             ready = st->out_ended[k] < ready ? st->out_ended[k] : ready;
     }
     if (st->how == HX_HOW_RESIDENT) {
