@@ -26,7 +26,7 @@ from hetccl.core.cost import CostTable
 from hetccl.core.explain import Explanation, border_bound, describe_steps
 from hetccl.core.explain_border import describe_borders, describe_relays, describe_through, sent_between
 from hetccl.core.plan import Plan
-from hetccl.core.selector import Choice, Selector
+from hetccl.core.selector import Choice, Choices, Selector
 from hetccl.core.topology import Topology
 from hetccl.core.verify.gate import Gate
 from hetccl.core.ways import Ways, rates_of
@@ -73,6 +73,15 @@ ALGORITHMS: dict[Op, dict[str, Algorithm]] = {
 # Between two ranks on the direct path, at any size: an exchange of everything sends as many bytes as two steps of
 # halves and is as fast, and nothing is gained by cutting blocks up (docs/design/device-path.md).
 PAIR = {"all_reduce": "exchange", "broadcast": "chain", "all_gather": "direct", "reduce_scatter": "direct"}
+PAIR_STAR = 2 << 20  # bytes up to which of a device and a rank in host memory the latter does the sums
+
+
+def _pair(topology: Topology) -> dict[str, Choices]:
+    settled = {op: Choices((), (Choice(name),)) for op, name in PAIR.items()}
+    if all_reduce_star.hub_of(topology):
+        settled["all_reduce"] = Choices((PAIR_STAR,), (Choice(PAIR["all_reduce"]), Choice("star")))
+    return settled
+
 
 REDUCING = frozenset({Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.REDUCE})
 
@@ -113,8 +122,8 @@ class Planner:
         topology = self.topology = replace(self.topology, islands=islands, _place={})
         self.ways = Ways(topology, combine, rates_of(table))
         self.gate = Gate(topology, verify, self.rank)
-        chosen = PAIR if len(islands) == 2 and topology.size == 2 else {}
-        self.selector = Selector(topology, table, ALGORITHMS, {**chosen, **self.forced})
+        settled = _pair(topology) if len(islands) == 2 and topology.size == 2 else {}
+        self.selector = Selector(topology, table, ALGORITHMS, self.forced, settled)
 
     def limits(self, op: int) -> tuple[int, ...]:
         """The last size in bytes of each bucket of an operation, but for the last bucket."""

@@ -60,18 +60,21 @@ class Choices:
 
 
 class Selector:
-    """Chooses among `algorithms` of each operation; `forced` leaves one of them."""
+    """Chooses among `algorithms` of each operation; `forced` leaves one, and what is `settled` needs no search."""
 
     def __init__(
         self, topology: Topology, table: CostTable, algorithms: Mapping[Op, Mapping[str, Algorithm]],
-        forced: Mapping[str, str],
+        forced: Mapping[str, str], settled: Mapping[str, Choices] | None = None,
     ) -> None:  # fmt: skip
         self.costs = Costs(topology, table)
         self._algorithms, self._forced = algorithms, forced
+        self._settled = {op: choices for op, choices in (settled or {}).items() if op not in forced}
 
     def choices(self, op: Op) -> Choices:
         """Computed on the first call for a topology and a table; some tens of milliseconds."""
         topology = self.costs.topology
+        if op.label in self._settled:
+            return self._settled[op.label]
         if len(topology.islands) == 1 or op not in MODEL_OPS:
             return Choices((), (Choice(self._forced.get(op.label) or next(iter(self._algorithms[op]))),))
         names = self.candidates(op)
@@ -84,8 +87,8 @@ class Selector:
     def at(self, op: Op, nbytes: int) -> Choice:
         """The choice for one size, without asking about others."""
         names = self.candidates(op)
-        if len(self.costs.topology.islands) == 1 or op not in MODEL_OPS:
-            return self.choices(op).buckets[0]
+        if op.label in self._settled or len(self.costs.topology.islands) == 1 or op not in MODEL_OPS:
+            return self.choices(op).of(nbytes)
         search = _Search(self.costs, op, {n: self._algorithms[op][n] for n in names})
         search.best(nbytes)
         return search.seen[nbytes]
@@ -95,6 +98,8 @@ class Selector:
         forced = self._forced.get(op.label)
         if forced:
             return (forced,)
+        if op.label in self._settled:
+            return tuple(dict.fromkeys(choice.algorithm for choice in self._settled[op.label].buckets))
         topology, shared = self.costs.topology, Shared(op, DType.FLOAT32, RedOp.SUM)
         if len(topology.islands) == 1:  # nothing to choose: the planner takes the island's own call
             return tuple(self._algorithms[op])[:1]

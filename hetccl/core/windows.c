@@ -218,7 +218,7 @@ static void copy_chunk(void *arg)
     if (j->past)
         hetccl_copy_past(j->to, j->from, j->n);
     else
-        memcpy(j->to, j->from, j->n);
+        hetccl_copy_fetch(j->to, j->from, j->n);
 }
 
 void hx_slot_copy(hx_comm *c, hx_ring *r, uint32_t slot, char *to, const char *from, size_t n, int past)

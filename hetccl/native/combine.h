@@ -32,6 +32,9 @@ int hetccl_combine_past(void *dst, void *also, const void *const *src, int n_src
 /* A copy past the caches, where the machine can. */
 void hetccl_copy_past(void *dst, const void *src, size_t nbytes);
 
+/* A copy of much that lies in no cache into memory that does. */
+void hetccl_copy_fetch(void *dst, const void *src, size_t nbytes);
+
 /* Whether results of `nbytes` on each of `ranks` ranks of a host are more than its last-level cache keeps. One core copies from
  * a ring into 64 MiB and more at 4 to 8 GB/s by way of the caches and at 18 past them; below 32 MiB that is the slower way. */
 static inline int hetccl_outgrows_caches(size_t nbytes, int ranks)

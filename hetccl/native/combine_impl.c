@@ -348,3 +348,4 @@ static inline void arithmetic_leave(uint64_t saved)
 }
 
 #include "combine_past.h"
+#include "copy_fetch.h"

@@ -62,7 +62,7 @@ def test_explain_says_that_the_direct_path_leaves_no_trace(environment: dict[str
 
 @pytest.mark.parametrize(("ranks", "threads"), [("nccl:1,host:1", 1), ("host:1,nccl:1", 3), ("sim-a:1,host:1", 4)])
 def test_a_host_sums_past_the_caches(wired: dict[str, str], ranks: str, threads: int) -> None:
-    env = {**wired, "HETCCL_CPU_THREADS": str(threads)}
+    env = {**wired, "HETCCL_CPU_THREADS": str(threads), "HETCCL_ALGORITHM": "all_reduce=exchange"}
     assert run(direct_bodies.past_the_caches, ranks, timeout=100, env=env) == [[], []]
 
 
@@ -90,8 +90,9 @@ def test_a_rank_that_has_done_its_part_may_leave(wired: dict[str, str], way: str
     assert run(direct_bodies.early, "host@a:1,host@b:1,nccl@c:1", timeout=60, env=env) == [[True] * 3] * 3
 
 
-def test_a_star_is_chosen_for_much_data(environment: dict[str, str]) -> None:
-    found = run(direct_bodies.star, "nccl:2,host:2", timeout=100, env=environment)
+@pytest.mark.parametrize("ranks", ["nccl:2,host:2", "host:1,nccl:1"])
+def test_a_star_is_chosen_for_much_data(environment: dict[str, str], ranks: str) -> None:
+    found = run(direct_bodies.star, ranks, timeout=100, env=environment)
     assert all(f["wrong"] == [] and f["algorithm"] == "star" for f in found)
 
 

@@ -100,14 +100,16 @@ def test_what_cannot_be_combined_is_refused(compiled: Callable[[int], ctypes.CDL
     assert status(4, 99, RedOp.SUM) != 0
 
 
-def test_a_copy_past_the_caches(compiled: Callable[[int], ctypes.CDLL]) -> None:
-    library, rng = compiled(2), np.random.default_rng(2)
-    for n, shift in itertools.product((0, 1, 63, 64, 200, 5000), (0, 1, 8, 63)):
+@pytest.mark.parametrize("call", ["hetccl_copy_past", "hetccl_copy_fetch"])
+@pytest.mark.parametrize("best", [0, 2])
+def test_copies(compiled: Callable[[int], ctypes.CDLL], call: str, best: int) -> None:
+    library, rng = compiled(best), np.random.default_rng(2)
+    for n, shift in itertools.product((0, 1, 63, 64, 200, 5000, 65535, 65536, 65537, 524288, 600_011), (0, 1, 8, 63)):
         src = _place(rng, n, 3)[1]
         whole, dst = _place(rng, n, shift)
         before = whole.copy()
         where = (ctypes.c_void_p(dst.ctypes.data), ctypes.c_void_p(src.ctypes.data))
-        library.hetccl_copy_past(*where, ctypes.c_size_t(n))
+        getattr(library, call)(*where, ctypes.c_size_t(n))
         at = dst.ctypes.data - whole.ctypes.data if n else 0
         before[at : at + n] = src
         assert (whole == before).all(), (n, shift)
