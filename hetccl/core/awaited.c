@@ -4,17 +4,18 @@
  */
 #include "direct.h"
 
-/* On the direct path: peer k has not taken what it was given, or has not sent all of what is to come. */
+/* On the direct path: peer k has not taken what it was given, or can be given nothing, or has not sent all of what is to come. */
 static int awaits_direct(const hx_work *w, const hx_flow *f, const hx_flow_state *st, int k, size_t es)
 {
     const hx_window *win = w->comm->peers[f->peer[k]].window;
     if (hx_words_fit(w, f, st, es))
         return 1;
     const hx_ring *r = hx_direct_out(w->comm, f, k);
-    if (hx_direct_gives(f, k) && atomic_load_explicit(&r->shared->taken.value, memory_order_acquire) != r->ended)
+    int lacks = win->peer->broken && st->out_ended[k] < st->chunks;
+    if (hx_gives(f, k) && (lacks || atomic_load_explicit(&r->shared->taken.value, memory_order_acquire) != r->ended))
         return 1;
     r = &win->in[hx_sources(f) ? HETCCL_CHANNEL_CONTRIBUTE : f->channel];
-    return hx_direct_takes(f, k) && st->in_begun[k] < st->chunks &&
+    return hx_takes(f, k) && st->in_begun[k] < st->chunks &&
            atomic_load_explicit(&r->shared->sent.value, memory_order_acquire) == r->begun;
 }
 
@@ -30,9 +31,9 @@ static int awaits(const hx_work *w, const hx_flow *f, const hx_flow_state *st, i
         return left > 0;
     if (f->kind == HX_FLOW_EXCHANGE)
         limit += m;
-    if (hx_direct_gives(f, k) && st->sent[k] < limit)
+    if (hx_gives(f, k) && st->sent[k] < limit)
         return 1;
-    if (!left || !hx_direct_takes(f, k) || st->sum >= 0)
+    if (!left || !hx_takes(f, k) || st->sum >= 0)
         return 0;
     if (!hx_sources(f))
         return 1;

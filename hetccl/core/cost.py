@@ -154,8 +154,9 @@ class Costs:
         return self._islands[island].copy(nbytes)
 
     def combines(self, island: int, nbytes: float) -> float:
-        """Of a border message with what the island has: on the direct path a device adds in its own memory."""
-        return (DEVICE_COMBINE if self.topology.islands[island].direct else self.combine)(nbytes)
+        """Of a border message with what the island has: on the direct path a device that can adds in its own memory."""
+        there = self.topology.islands[island]
+        return (DEVICE_COMBINE if there.direct and there.kernels else self.combine)(nbytes)
 
     def path(self, a: int, b: int) -> PathCost:
         """From rank a to rank b of another island."""

@@ -53,23 +53,6 @@ void hx_direct_begin(hx_work *w, const hx_step *s)
     }
 }
 
-int hx_direct_takes(const hx_flow *f, int k)
-{
-    return f->kind == HX_FLOW_RECV || f->kind == HX_FLOW_FORWARD ? k == 0 : k < hx_sources(f);
-}
-
-int hx_direct_gives(const hx_flow *f, int k)
-{
-    switch (f->kind) {
-    case HX_FLOW_SEND: return k == 0;
-    case HX_FLOW_FORWARD: return k > 0;
-    case HX_FLOW_OWN: return f->give_back;
-    case HX_FLOW_PASS: return k == f->n_peers - 1;
-    case HX_FLOW_EXCHANGE: return 1;
-    default: return 0;
-    }
-}
-
 static int failed(hx_work *w, int rank, int rc)
 {
     w->comm->fail_ranks[0] = rank;
@@ -276,7 +259,7 @@ int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, i
         hx_window *win = c->peers[f->peer[k]].window;
         if (win->copies && (rc = hx_wire_move(c, w, win, f->peer[k], &all)) != HETCCL_OK)
             return rc;
-        if (hx_direct_gives(f, k)) {
+        if (hx_gives(f, k)) {
             uint32_t limit = st->chunks;
             const char *base = st->src;
             if (f->kind == HX_FLOW_OWN || f->kind == HX_FLOW_PASS)
@@ -293,7 +276,7 @@ int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, i
             if (f->kind == HX_FLOW_EXCHANGE || win->copies)
                 all &= hx_all_taken(hx_direct_out(c, f, k));
         }
-        if (rc == HETCCL_OK && hx_direct_takes(f, k)) {
+        if (rc == HETCCL_OK && hx_takes(f, k)) {
             rc = take(w, f, st, k, es, moved);
             all &= st->in_ended[k] == st->chunks;
         }
@@ -311,7 +294,7 @@ int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, i
     for (int k = 0; k < f->n_peers; k++) {
         hx_window *win = c->peers[f->peer[k]].window;
         if (win->copies)
-            hx_wire_account(f, st, win, k, hx_direct_gives(f, k) ? hx_direct_out(c, f, k) : NULL, hx_direct_takes(f, k));
+            hx_wire_account(f, st, win, k, hx_gives(f, k) ? hx_direct_out(c, f, k) : NULL, hx_takes(f, k));
     }
     st->done = all;
     if (all)

@@ -187,8 +187,6 @@ int hx_wire_move(hx_comm *c, hx_work *w, hx_window *win, int rank, int *all);
 size_t hx_direct_chunk(const hx_comm *c, size_t nbytes);    /* bytes of a chunk of a message; both ends compute the same */
 void hx_direct_begin(hx_work *w, const hx_step *s);
 int hx_direct_flow(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, int *moved);
-int hx_direct_gives(const hx_flow *f, int k);   /* whether a flow sends to its peer k */
-int hx_direct_takes(const hx_flow *f, int k);   /* whether it takes from its peer k */
 hx_ring *hx_direct_out(hx_comm *c, const hx_flow *f, int k);    /* the ring that it uses for that */
 /* The next slot of a ring, for chunk t. HETCCL_IN_PROGRESS: all are full. HETCCL_SYSTEM: its counts are damaged. */
 int hx_direct_slot(hx_work *w, const hx_flow *f, hx_flow_state *st, int k, size_t es, uint32_t *slot);
@@ -214,6 +212,23 @@ int hx_words_run(hx_work *w, const hx_flow *f, hx_flow_state *st, int *moved);
 static inline int hx_sources(const hx_flow *f)
 {
     return f->kind == HX_FLOW_OWN || f->kind == HX_FLOW_EXCHANGE ? f->n_peers : f->kind == HX_FLOW_PASS ? f->n_peers - 1 : 0;
+}
+
+static inline int hx_takes(const hx_flow *f, int k)     /* whether a flow takes from its peer k */
+{
+    return f->kind == HX_FLOW_RECV || f->kind == HX_FLOW_FORWARD ? k == 0 : k < hx_sources(f);
+}
+
+static inline int hx_gives(const hx_flow *f, int k)     /* whether it sends to its peer k */
+{
+    switch (f->kind) {
+    case HX_FLOW_SEND: return k == 0;
+    case HX_FLOW_FORWARD: return k > 0;
+    case HX_FLOW_OWN: return f->give_back;
+    case HX_FLOW_PASS: return k == f->n_peers - 1;
+    case HX_FLOW_EXCHANGE: return 1;
+    default: return 0;
+    }
 }
 
 static inline size_t hx_chunk_at(const hx_flow_state *st, uint32_t t)   /* elements of chunk t */

@@ -200,13 +200,13 @@ static int results(hx_work *w, const hx_flow *f, hx_flow_state *st, hx_sum_job *
 {
     uint32_t slot[HX_FAN];
     for (int k = 0; k < f->n_peers; k++) {
-        int rc = hx_direct_gives(f, k) ? hx_direct_slot(w, f, st, k, es, &slot[k]) : HETCCL_OK;
+        int rc = hx_gives(f, k) ? hx_direct_slot(w, f, st, k, es, &slot[k]) : HETCCL_OK;
         if (rc != HETCCL_OK)
             return rc;
     }
     for (int k = 0; k < f->n_peers; k++) {
         hx_ring *r = hx_direct_out(w->comm, f, k);
-        if (!hx_direct_gives(f, k))
+        if (!hx_gives(f, k))
             continue;
         j->dst[j->n_dst++] = r->data + slot[k] * w->comm->direct->slot_bytes;
         atomic_store_explicit(&r->copy[slot[k]].left, 1, memory_order_relaxed);     /* it ends with the sum */
@@ -228,7 +228,7 @@ static int sums_ended(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es
             break;
         rc = outcome(w, j);
         for (int k = 0; k < f->n_peers && rc == HETCCL_OK && f->kind != HX_FLOW_EXCHANGE; k++)
-            if (hx_direct_gives(f, k)) {
+            if (hx_gives(f, k)) {
                 hx_ring *r = hx_direct_out(w->comm, f, k);
                 atomic_store_explicit(&r->copy[r->ended % d->slots].left, 0, memory_order_relaxed);
                 rc = hx_direct_publish(w, f, st, k, es, moved);

@@ -78,7 +78,8 @@ PAIR_STAR = 2 << 20  # bytes up to which of a device and a rank in host memory t
 
 def _pair(topology: Topology) -> dict[str, Choices]:
     settled = {op: Choices((), (Choice(name),)) for op, name in PAIR.items()}
-    if all_reduce_star.hub_of(topology):
+    hub = all_reduce_star.hub_of(topology)
+    if hub and hub.kernels:
         settled["all_reduce"] = Choices((PAIR_STAR,), (Choice(PAIR["all_reduce"]), Choice("star")))
     return settled
 

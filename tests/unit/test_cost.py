@@ -121,6 +121,24 @@ def test_measured_times_of_this_job_go_before_the_model() -> None:
     assert model.of(64).algorithm == "exchange" and model.of(1 << 26).algorithm == "owners"
 
 
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_device_that_can_adds_much_that_a_rank_in_host_memory_sends(kernels: bool) -> None:
+    top = cases.topology([[0], [1]], device=[1], plain=[] if kernels else [1])
+    costs = CostTable(combine=Line(1e-6, 1e-9))
+    planner = Planner(top, 0, {}, verify="off", table=costs)
+    planner.use_direct()
+    choices = planner.selector.choices(Op.ALL_REDUCE)
+    taken = [planner.selector.at(Op.ALL_REDUCE, n).algorithm for n in (4, 2 << 20, (2 << 20) + 1, 1 << 30)]
+    assert taken == ["exchange"] * 2 + (["star"] if kernels else ["exchange"]) * 2
+    assert taken == [choices.of(n).algorithm for n in (4, 2 << 20, (2 << 20) + 1, 1 << 30)]
+    assert planner.selector.candidates(Op.ALL_REDUCE) == (("exchange", "star") if kernels else ("exchange",))
+    host, device = (Costs(planner.topology, costs).combines(i, 1 << 20) for i in (0, 1))
+    assert device < host if kernels else device == host
+    forced = Planner(top, 0, {"all_reduce": "star"}, verify="off", table=costs)
+    forced.use_direct()
+    assert {c.algorithm for c in forced.selector.choices(Op.ALL_REDUCE).buckets} == {"star"}
+
+
 def test_times_between_measured_sizes() -> None:
     points = ((100, 1.0), (10_000, 4.0))
     assert measured_time(points, 1) == 1.0
