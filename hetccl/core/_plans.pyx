@@ -8,7 +8,6 @@ from libc.stdlib cimport calloc, free
 from hetccl.core._engine cimport HX_FAN, hx_flow, hx_slice, hx_step
 
 from hetccl import errors
-from hetccl.core.plan import StepKind
 
 
 cdef Py_ssize_t SHAPES = 256  # plans of block lengths that are kept, the oldest goes first
@@ -77,7 +76,7 @@ cdef class CompiledPlan:
         self.p.reads_out, self.p.digest, self.p.device_sums = plan.reads_out, plan.digest, plan.device_sums
         self.p.crosses = plan.plan_class != "island"
         self.p.number = plan.number
-        self.p.n_calls = sum(step.kind <= StepKind.TRANSFER for step in plan.steps)
+        self.p.n_calls = sum(step.kind.is_call for step in plan.steps)
         self.p.n_steps, self.p.n_flows = len(plan.steps), len(plan.flows)
         self.p.steps = <hx_step *>calloc(max(1, self.p.n_steps), sizeof(hx_step))
         self.p.flows = <hx_flow *>calloc(max(1, self.p.n_flows), sizeof(hx_flow))

@@ -40,6 +40,8 @@ static void free_work(hx_work *w)
 /* After the last work has ended. Waits for the lane thread unless its call was abandoned. */
 void hx_comm_free(hx_comm *c)
 {
+    if (c->hangs)
+        return;
     hx_lane_stop(c);
     hx_p2p_free(c);
     for (hx_work *w = c->free_works, *next; w; w = next) {
@@ -210,8 +212,9 @@ static hx_work *first(hx_comm *c)
     return w;
 }
 
-/* After a failure: whether the device has done with what was enqueued, so that the works' memory may be let go. */
-static int drained(hx_comm *c)
+/* After a failure, or before the end: whether the device has done with what was enqueued, so that memory may be let go, or
+ * has had so many ns for it. */
+static int drained(hx_comm *c, uint64_t ns)
 {
     if (c->host_memory || !c->stream)
         return !c->host_memory || hx_direct_drained(c);
@@ -224,7 +227,7 @@ static int drained(hx_comm *c)
             return 1;                       /* the device itself has failed: it does nothing any more */
     }
     return (c->dev->event_query(c->dev_ctx, c->drain_event) != HETCCL_IN_PROGRESS && hx_direct_drained(c)) ||
-           hetccl_now_ns() - c->drain_since > 5000000000u;
+           hetccl_now_ns() - c->drain_since > ns;
 }
 
 int hx_comm_progress(hx_comm *c, int inline_calls)
@@ -243,7 +246,7 @@ int hx_comm_progress(hx_comm *c, int inline_calls)
         moved |= hx_streamed_progress(c) | hx_p2p_progress(c);
     if (atomic_load_explicit(&c->failed, memory_order_acquire)) {
         int status = (int)atomic_load_explicit(&c->failed, memory_order_acquire);
-        if (!drained(c))
+        if (!drained(c, 5000000000u))
             return 0;
         if (atomic_load_explicit(&c->lane_word, memory_order_acquire) == 1 && !atomic_load(&c->lane_abandoned)) {
             uint64_t now = hetccl_now_ns();
@@ -334,6 +337,13 @@ int hx_comm_quiesce(hx_comm *c, uint64_t ns)
             if (atomic_load(&c->pending))
                 hx_comm_progress(c, 0);
             quiet = !atomic_load(&c->pending) && (atomic_load(&c->lane_word) != 1 || atomic_load(&c->lane_abandoned));
+            if (quiet && c->dev) {
+                if (!c->host_memory)
+                    c->dev->bind_thread(c->dev_ctx);
+                hx_direct_stop(c);
+                quiet = drained(c, UINT64_MAX);     /* else letting go of its memory would wait for it */
+                c->hangs = !quiet;
+            }
             pthread_mutex_unlock(&c->driver);
         }
         if (quiet)

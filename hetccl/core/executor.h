@@ -169,6 +169,7 @@ typedef struct hx_comm {
     int32_t island_aborted;            /* a mate aborted the vendor's call: hx_comm_check finds out why */
     uint64_t aborted_ns, drain_since, lane_since;
     void *drain_event;
+    int hangs;                         /* at the end the device had not done: what it may use stays for good */
     uint64_t moves, moves_seen, progress_ns, looked_ns; /* driver lock */
     int kick_fd;                       /* eventfd: wakes whoever sleeps on this communicator */
     _Atomic uint32_t sleeping;

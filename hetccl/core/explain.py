@@ -95,7 +95,7 @@ def describe_steps(plan: Plan) -> list[str]:
             where = f" to island rank {step.root}" if step.kind == StepKind.REDUCE else ""
             where = f" from island rank {step.root}" if step.kind == StepKind.BROADCAST else where
             where = f" from island rank {step.root} to {step.to}" if step.kind == StepKind.TRANSFER else where
-            by = "vendor " if step.kind <= StepKind.TRANSFER else "local "
+            by = "vendor " if step.kind.is_call else "local "
             lines.append(by + name + where + (" (moved as bytes)" if step.as_bytes else ""))
             continue
         for flow in plan.flows[step.first_flow : step.first_flow + step.n_flows]:

@@ -65,7 +65,9 @@ def _at_exit() -> None:
     stop_reactor()
     if _abandoned or stuck:
         # Its thread sits in a library that can neither be aborted nor unloaded.
-        logging.getLogger("hetccl").warning("leaving at once: a call of a vendor's library could not be ended")
+        logging.getLogger("hetccl").warning(
+            "leaving at once: a call of a vendor's library, or what its device does, could not be ended"
+        )
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()

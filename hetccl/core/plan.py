@@ -55,6 +55,11 @@ class StepKind(enum.IntEnum):
     FLOWS = 10
     FILL = 11  # dst = what leaves the operator's other side as it is; host memory
 
+    @property
+    def is_call(self) -> bool:
+        """Whether the island's library does it."""
+        return self <= StepKind.TRANSFER
+
 
 class FlowKind(enum.IntEnum):
     SEND = 0

@@ -168,7 +168,7 @@ class _Run:
             rank.begun[index] = (start, [f for f in flows if f.kind != FlowKind.SEND], end)
             self.flows(rank, lane, step, index, segment)
             return True  # what it sends may be what another waits for
-        if step.kind <= StepKind.TRANSFER:
+        if step.kind.is_call:
             return self.call(rank, step, index, segment, start)
         n = self.bytes_of(rank.plan, step.dst, segment)
         if not n:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -108,6 +109,21 @@ def early(rank: int, size: int) -> list[bool]:
             right.append(bool((y == size * (size + 1) // 2).all()))
         took = time.monotonic() - began
     return [*right, took < 2.4 if rank == 0 else took > 2.4]
+
+
+def hangs(rank: int, size: int) -> float:
+    """Seconds that close() takes when the last rank's device ends nothing any more."""
+    import numpy as np
+
+    comm = hetccl.init()
+    comm.all_reduce(np.ones(LARGE, np.float32))
+    if rank == size - 1:
+        os.environ["STANDIN_HANGS"] = "1"
+    began = time.monotonic()
+    comm.close()
+    del comm
+    gc.collect()
+    return time.monotonic() - began
 
 
 def ahead(rank: int, size: int) -> list[str]:

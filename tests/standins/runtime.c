@@ -314,6 +314,8 @@ API int N(StreamSynchronize)(void *handle)
         return answer(BAD_HANDLE);
     if (s->into)
         return answer(spoil(UNSUPPORTED_IN_CAPTURE));
+    while (env("STANDIN_HANGS", 0))
+        sched_yield();
     finish(s, s->enqueued);
     return OK;
 }
@@ -379,6 +381,8 @@ API int N(EventQuery)(void *handle)
     UNSAFE();
     if (e->into)
         return answer(CAPTURED_EVENT);
+    if (env("STANDIN_HANGS", 0))
+        return answer(NOT_READY);
     pthread_mutex_lock(&lock);
     int done = 1;
     if (e->on && e->on->done < e->at) {

@@ -94,7 +94,7 @@ class _Rewriter:
                 step = replace(step, first_flow=first)
             moved[index] = self._add(step)
             kept[moved[index]] = step.wait
-            if step.kind <= StepKind.TRANSFER:
+            if step.kind.is_call:
                 calls, own = calls + 1, 0
                 self._help(calls)
         for index, wait in kept.items():
@@ -273,7 +273,7 @@ def _combinations(owner: int, p: Plan) -> list[_Combination]:
         if step.kind == StepKind.FLOWS and any(f.kind in COMBINING for f in _flows(p, step)):
             found += [_Combination(owner, f, (calls, since)) for f in _flows(p, step) if f.kind in COMBINING]
             since += 1
-        elif step.kind <= StepKind.TRANSFER:
+        elif step.kind.is_call:
             calls, since = calls + 1, 0
     return found
 
