@@ -53,14 +53,15 @@ void hx_work_waiting(hx_work *w, int32_t *ranks, int32_t *n, int32_t max, const 
     if (s && s->kind == HX_FLOWS && w->lane[HX_LANE_BORDER].running) {
         *phase = "border";
         for (int f = s->first_flow; f < s->first_flow + s->n_flows; f++)
-            for (int i = 0; !w->flow[f].done && i < w->plan->flows[f].n_peers; i++) {
+            for (int i = 0; !w->flow[f].done && !hx_flow_blocked(w, &w->plan->flows[f]) && i < w->plan->flows[f].n_peers; i++) {
                 int known = !awaits(w, &w->plan->flows[f], &w->flow[f], i);
                 for (int k = 0; k < *n; k++)
                     known |= ranks[k] == w->plan->flows[f].peer[i];
                 if (!known && *n < max)
                     ranks[(*n)++] = w->plan->flows[f].peer[i];
             }
-        return;
+        if (*n)
+            return;                         /* else for its device, where the island's next call may lie ahead */
     }
     s = hx_lane_next(w, HX_LANE_ISLAND, &segment, &index);
     int calls = s && s->kind < HX_COPY;

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <sys/eventfd.h>
 
+#define DRAIN_NS 5000000000u           /* that a device has for what was enqueued, after a failure or at the end */
+
 hx_comm *hx_comm_new(int rank, int size)
 {
     hx_comm *c = calloc(1, sizeof *c);
@@ -218,16 +220,14 @@ static int drained(hx_comm *c, uint64_t ns)
 {
     if (c->host_memory || !c->stream)
         return !c->host_memory || hx_direct_drained(c);
-    if (hx_sums_busy(c))
-        return 0;
     if (!c->drain_event) {
         c->drain_since = hetccl_now_ns();
         if (c->dev->event_create(c->dev_ctx, &c->drain_event) != HETCCL_OK ||
             c->dev->event_record(c->dev_ctx, c->drain_event, c->stream) != HETCCL_OK)
             return 1;                       /* the device itself has failed: it does nothing any more */
     }
-    return (c->dev->event_query(c->dev_ctx, c->drain_event) != HETCCL_IN_PROGRESS && hx_direct_drained(c)) ||
-           hetccl_now_ns() - c->drain_since > ns;
+    int busy = hx_sums_busy(c) || c->dev->event_query(c->dev_ctx, c->drain_event) == HETCCL_IN_PROGRESS;
+    return (!busy && hx_direct_drained(c)) || hetccl_now_ns() - c->drain_since > ns;
 }
 
 int hx_comm_progress(hx_comm *c, int inline_calls)
@@ -246,7 +246,7 @@ int hx_comm_progress(hx_comm *c, int inline_calls)
         moved |= hx_streamed_progress(c) | hx_p2p_progress(c);
     if (atomic_load_explicit(&c->failed, memory_order_acquire)) {
         int status = (int)atomic_load_explicit(&c->failed, memory_order_acquire);
-        if (!drained(c, 5000000000u))
+        if (!drained(c, DRAIN_NS))
             return 0;
         if (atomic_load_explicit(&c->lane_word, memory_order_acquire) == 1 && !atomic_load(&c->lane_abandoned)) {
             uint64_t now = hetccl_now_ns();
@@ -283,24 +283,35 @@ static void awaited_ranks(hx_comm *c, int32_t *ranks, int32_t *n, int32_t max)
         ranks[(*n)++] = peer;
 }
 
+static int left(const hx_comm *c, int rank)
+{
+    return c->board && atomic_load(&c->board->generation) &&
+           atomic_load_explicit(&c->board->entry[rank].state, memory_order_relaxed) == HX_LEFT;
+}
+
 /* Who keeps us from going on: ranks known to be dead, else ranks that left or whose link broke a while ago. */
 static int someone_is_gone(hx_comm *c, uint64_t now, uint64_t idle)
 {
     int32_t awaited[64], n_awaited = 0;
-    int n = 0;
+    int n = 0, suspects = 0;
     if (idle < HX_GRACE_NS)
         return 0;
-    awaited_ranks(c, awaited, &n_awaited, 64);
     int news = c->board && atomic_load(&c->board->generation);
     for (int r = 0; news && r < c->size && n < 8; r++)
         if (atomic_load_explicit(&c->board->entry[r].state, memory_order_relaxed) == HX_LOST)
             c->fail_ranks[n++] = r;
-    for (int r = 0, dead = n; !dead && r < c->size; r++) {
-        int left = news && atomic_load_explicit(&c->board->entry[r].state, memory_order_relaxed) == HX_LEFT, wanted = 0;
+    for (int r = 0; !n && r < c->size; r++)
+        suspects |= left(c, r) || c->peers[r].broken;
+    if (suspects)                           /* only then: looking for what has come takes it from a sleeper's signals */
+        awaited_ranks(c, awaited, &n_awaited, 64);
+    for (int r = 0; suspects && r < c->size; r++) {
+        int wanted = 0;
         for (int i = 0; i < n_awaited; i++)
             wanted |= awaited[i] == r;
-        if (!wanted || (!left && !c->peers[r].broken))
-            continue;                       /* a rank may leave when it has done its part */
+        if (!wanted || (!left(c, r) && !c->peers[r].broken)) {
+            c->peers[r].trouble_ns = 0;     /* a rank may leave when it has done its part */
+            continue;
+        }
         if (!c->peers[r].trouble_ns)
             c->peers[r].trouble_ns = now;
         if (now - c->peers[r].trouble_ns > HX_FAREWELL_NS && n < 8)
@@ -324,10 +335,11 @@ static void reap_streamed(hx_comm *c)
     }
 }
 
-/* After hx_engine_remove: ends what is in flight and blocks, at most ns, until nobody is inside this communicator. */
+/* After hx_engine_remove: ends what is in flight and blocks until nobody is inside this communicator, at most ns, and then until
+ * its device has done, for letting go of what that uses would wait for it without a limit. */
 int hx_comm_quiesce(hx_comm *c, uint64_t ns)
 {
-    uint64_t until = hetccl_now_ns() + ns;
+    uint64_t until = hetccl_now_ns() + ns, drains = 0;
     reap_streamed(c);
     if (atomic_load(&c->pending))
         hx_fail(c, HETCCL_ABORTED, "it was closed");
@@ -338,18 +350,23 @@ int hx_comm_quiesce(hx_comm *c, uint64_t ns)
                 hx_comm_progress(c, 0);
             quiet = !atomic_load(&c->pending) && (atomic_load(&c->lane_word) != 1 || atomic_load(&c->lane_abandoned));
             if (quiet && c->dev) {
-                if (!c->host_memory)
-                    c->dev->bind_thread(c->dev_ctx);
-                hx_direct_stop(c);
-                quiet = drained(c, UINT64_MAX);     /* else letting go of its memory would wait for it */
-                c->hangs = !quiet;
+                if (!drains) {
+                    drains = hetccl_now_ns();
+                    until = until > drains + DRAIN_NS ? until : drains + DRAIN_NS;
+                    if (!c->host_memory)
+                        c->dev->bind_thread(c->dev_ctx);
+                    hx_direct_stop(c);
+                }
+                quiet = drained(c, UINT64_MAX);
             }
             pthread_mutex_unlock(&c->driver);
         }
         if (quiet)
             hx_direct_close(c);             /* before the transports unmap what is registered */
-        if (quiet || hetccl_now_ns() >= until)
+        if (quiet || hetccl_now_ns() >= until) {
+            c->hangs = !quiet;
             return quiet ? HETCCL_OK : HETCCL_TIMED_OUT;
+        }
     }
 }
 

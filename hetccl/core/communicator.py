@@ -343,12 +343,14 @@ class Communicator(Collectives, Reports):
         self._closed = True
         core = self._core
         reactor().no_tick(self._watch.tick)
-        abandoned = not core.shut(patience) or core.lane_abandoned  # a thread sits in a vendor's call for good
+        ended = core.shut(patience)
+        abandoned = not ended or core.lane_abandoned  # a thread sits in a vendor's call, or the device works, for good
         if not abandoned:
             self._packing.close()
-        lifecycle.forget(self, abandoned)
+        lifecycle.forget(self, abandoned, not ended)
         self._control.leave()
-        self._connector.close()
+        if ended:  # else the device may still use memory that is shared with others
+            self._connector.close()
         self._may_part = not abandoned
 
     def _part(self, patience: float) -> None:

@@ -151,7 +151,6 @@ typedef struct hx_comm {
     /* scratch, grown between works */
     hx_sum sums[HX_SUMS];
     void *sum_stream;
-    uint64_t sums_since;
     char *device_scratch, *host_scratch, *staged_in, *staged_out;
     size_t device_cap, host_cap, staged_in_cap, staged_out_cap;
     /* queue */
@@ -169,7 +168,7 @@ typedef struct hx_comm {
     int32_t island_aborted;            /* a mate aborted the vendor's call: hx_comm_check finds out why */
     uint64_t aborted_ns, drain_since, lane_since;
     void *drain_event;
-    int hangs;                         /* at the end the device had not done: what it may use stays for good */
+    int hangs;                         /* at the end somebody was inside, or the device had not done: all stays for good */
     uint64_t moves, moves_seen, progress_ns, looked_ns; /* driver lock */
     int kick_fd;                       /* eventfd: wakes whoever sleeps on this communicator */
     _Atomic uint32_t sleeping;
@@ -263,6 +262,8 @@ void hx_trace_place(hx_work *w, int what, int index, int64_t segment, const hx_s
 
 /* ---- flows.c */
 void hx_flows_begin(hx_work *w, const hx_step *s, int64_t segment);
+int hx_flow_blocked(const hx_work *w, const hx_flow *f);  /* one before it has not ended */
+int hx_flow_blocked(const hx_work *w, const hx_flow *f);            /* one that goes before it has not ended */
 int hx_flows_progress(hx_work *w, const hx_step *s, int *moved);   /* HETCCL_OK when all are done */
 
 /* ---- turns.c */

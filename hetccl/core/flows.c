@@ -295,7 +295,7 @@ static int run_exchange(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t 
 
 /* Two flows that both send to, or receive from, one peer on one channel take turns: so messages come in the order of the
  * flows, which plans make the same at both ends. */
-static int blocked(const hx_work *w, const hx_flow *f)
+int hx_flow_blocked(const hx_work *w, const hx_flow *f)
 {
     for (int i = 0; i < f->n_after; i++)
         if (!w->flow[f->after[i]].done)
@@ -317,7 +317,7 @@ int hx_flows_progress(hx_work *w, const hx_step *s, int *moved)
         hx_flow_state *st = &w->flow[i];
         if (st->done)
             continue;
-        if (blocked(w, f)) {
+        if (hx_flow_blocked(w, f)) {
             all = 0;
             continue;
         }

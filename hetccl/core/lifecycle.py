@@ -33,6 +33,7 @@ _live: weakref.WeakKeyDictionary[Communicator, int] = weakref.WeakKeyDictionary(
 _numbers = itertools.count()
 _abandoned = False
 _leftovers: list[Callable[[list[int]], object]] = []  # of vendors whose call was left behind
+_kept: list[Communicator] = []  # whose device may still use what they hold
 _registered = False
 
 
@@ -47,9 +48,12 @@ def remember(comm: Communicator) -> None:
         os.register_at_fork(after_in_child=_after_fork)
 
 
-def forget(comm: Communicator, abandoned: bool) -> None:
-    """`abandoned`: a vendor's call was left behind, so this process must not run that library's own exit code."""
+def forget(comm: Communicator, abandoned: bool, kept: bool) -> None:
+    """`abandoned`: a vendor's call was left behind, so this process must not run that library's own exit code. `kept`:
+    what the communicator holds must stay as long as the process."""
     global _abandoned
+    if kept:
+        _kept.append(comm)
     _abandoned = _abandoned or abandoned
     remove = getattr(comm._joined.vendor, "remove_leftovers", None)
     if abandoned and remove is not None:

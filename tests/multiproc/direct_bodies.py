@@ -111,15 +111,17 @@ def early(rank: int, size: int) -> list[bool]:
     return [*right, took < 2.4 if rank == 0 else took > 2.4]
 
 
-def hangs(rank: int, size: int) -> float:
-    """Seconds that close() takes when the last rank's device ends nothing any more."""
+def hangs(rank: int, size: int, pending: bool) -> float:
+    """Seconds that close() takes when the last rank's device ends nothing any more, `pending`: with work under way."""
     import numpy as np
 
-    comm = hetccl.init()
-    comm.all_reduce(np.ones(LARGE, np.float32))
+    comm, x = hetccl.init(), np.ones(LARGE, np.float32)
+    comm.all_reduce(x)
     if rank == size - 1:
         os.environ["STANDIN_HANGS"] = "1"
     began = time.monotonic()
+    if pending:
+        comm.all_reduce(x, async_op=True, timeout=1)
     comm.close()
     del comm
     gc.collect()

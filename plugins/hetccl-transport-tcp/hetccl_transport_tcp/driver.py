@@ -235,7 +235,6 @@ class TcpTransport(Transport):
         request, nonce = self._request, secrets.token_hex(8)
         until = time.monotonic() + limit
         count = link_sockets(bulk)
-        of = f"/{count}" if bulk else ""
         socks: list[socket.socket] = []
         try:
             for channel in range(count):
@@ -251,7 +250,7 @@ class TcpTransport(Transport):
                     job=request.job,
                     rank=request.rank,
                     peer=peer,
-                    purpose=f"{purpose}|{channel}{of}|{nonce}",
+                    purpose=f"{purpose}|{channel}:{bulk}|{nonce}",
                     timeout=max(0.01, deadline - time.monotonic()),
                 )
         except BaseException:

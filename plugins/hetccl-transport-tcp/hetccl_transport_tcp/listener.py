@@ -15,7 +15,7 @@ from hetccl.errors import PluginLoadError
 from hetccl.native.handshake import Acceptor, HandshakeError, Session
 from hetccl.native.interfaces import Address
 from hetccl.transports.base import TransportRequest
-from hetccl_transport_tcp._tcp import CHANNELS, is_link
+from hetccl_transport_tcp._tcp import MOST_SOCKETS, link_sockets
 
 log = logging.getLogger("hetccl.transports.tcp")
 
@@ -161,12 +161,12 @@ class Listener:
     def _parse(self, session: Session) -> tuple[str, int, int, str]:
         """Purpose, number of the socket, how many the link has, and its nonce, as dial packs them."""
         parts = session.purpose.rsplit("|", 2)
-        numbers = parts[1].split("/") if len(parts) == 3 else []
-        if not 1 <= len(numbers) <= 2 or not all(n.isascii() and n.isdigit() and len(n) < 4 for n in numbers):
-            count = channel = 0
-        else:
-            channel, count = int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else CHANNELS
-        if channel >= count or not is_link(count):
+        numbers = parts[1].split(":") if len(parts) == 3 else []
+        count = channel = 0
+        if len(numbers) == 2 and all(n.isascii() and n.isdigit() and len(n) < 4 for n in numbers):
+            channel, bulk = map(int, numbers)
+            count = link_sockets(bulk) if bulk <= MOST_SOCKETS else 0
+        if channel >= count:
             raise HandshakeError(
                 f"rank {session.peer} asks for {session.purpose!r}, which is no channel of a link", reason="format"
             )

@@ -200,9 +200,9 @@ def test_half_a_link_is_dropped(make_transport, monkeypatch, caplog):
     transport = make_transport(0)
     thread = Accepting(transport)
     sock = raw(transport)
-    handshake.dial(sock, secret=b"s" * 32, job="job", rank=1, peer=0, purpose="collective|1|abc", timeout=5)
+    handshake.dial(sock, secret=b"s" * 32, job="job", rank=1, peer=0, purpose="collective|1:0|abc", timeout=5)
     again = raw(transport)
-    handshake.dial(again, secret=b"s" * 32, job="job", rank=1, peer=0, purpose="collective|1|abc", timeout=5)
+    handshake.dial(again, secret=b"s" * 32, job="job", rank=1, peer=0, purpose="collective|1:0|abc", timeout=5)
     sock.settimeout(5)
     assert sock.recv(1) == b"" and again.recv(1) == b""
     thread.stop()
@@ -214,7 +214,7 @@ def test_half_a_link_is_dropped(make_transport, monkeypatch, caplog):
 @pytest.mark.parametrize(
     "purpose",
     ["collective", "|"]
-    + [f"collective|{n}|n" for n in ("3", "-1", "x", "0/4", "0/21", "5/5", "0/5/5", "0/0005", "3/", "/5")],
+    + [f"collective|{n}|n" for n in ("3:0", "-1:0", "x:0", "1", "0/5", "0:17", "6:1", "0:1:1", "0:0001", "3:", ":1")],
 )
 def test_purpose_that_is_no_channel(make_transport, purpose, caplog):
     transport = make_transport(0)
