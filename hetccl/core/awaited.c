@@ -41,6 +41,15 @@ static int awaits(const hx_work *w, const hx_flow *f, const hx_flow_state *st, i
     return p->ops->peek(p->ctx, p->ep, &msg, 0) != HETCCL_OK;
 }
 
+static void note(int32_t *ranks, int32_t *n, int32_t max, int32_t rank)
+{
+    for (int i = 0; i < *n; i++)
+        if (ranks[i] == rank)
+            return;
+    if (*n < max)
+        ranks[(*n)++] = rank;
+}
+
 void hx_work_waiting(hx_work *w, int32_t *ranks, int32_t *n, int32_t max, const char **phase)
 {
     int64_t segment;
@@ -52,14 +61,13 @@ void hx_work_waiting(hx_work *w, int32_t *ranks, int32_t *n, int32_t max, const 
     const hx_step *s = hx_lane_next(w, HX_LANE_BORDER, &segment, &index);
     if (s && s->kind == HX_FLOWS && w->lane[HX_LANE_BORDER].running) {
         *phase = "border";
-        for (int f = s->first_flow; f < s->first_flow + s->n_flows; f++)
-            for (int i = 0; !w->flow[f].done && !hx_flow_blocked(w, &w->plan->flows[f]) && i < w->plan->flows[f].n_peers; i++) {
-                int known = !awaits(w, &w->plan->flows[f], &w->flow[f], i);
-                for (int k = 0; k < *n; k++)
-                    known |= ranks[k] == w->plan->flows[f].peer[i];
-                if (!known && *n < max)
-                    ranks[(*n)++] = w->plan->flows[f].peer[i];
-            }
+        for (int i = s->first_flow; i < s->first_flow + s->n_flows; i++) {
+            const hx_flow *f = &w->plan->flows[i];
+            int stands = w->flow[i].done || hx_flow_blocked(w, f);
+            for (int k = 0; !stands && k < f->n_peers; k++)
+                if (awaits(w, f, &w->flow[i], k))
+                    note(ranks, n, max, f->peer[k]);
+        }
         if (*n)
             return;                         /* else for its device, where the island's next call may lie ahead */
     }

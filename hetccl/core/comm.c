@@ -283,10 +283,11 @@ static void awaited_ranks(hx_comm *c, int32_t *ranks, int32_t *n, int32_t max)
         ranks[(*n)++] = peer;
 }
 
-static int left(const hx_comm *c, int rank)
+/* Whether the control plane has said of a rank that it has left, or is lost. */
+static int has_state(const hx_comm *c, int rank, uint32_t state)
 {
     return c->board && atomic_load(&c->board->generation) &&
-           atomic_load_explicit(&c->board->entry[rank].state, memory_order_relaxed) == HX_LEFT;
+           atomic_load_explicit(&c->board->entry[rank].state, memory_order_relaxed) == state;
 }
 
 /* Who keeps us from going on: ranks known to be dead, else ranks that left or whose link broke a while ago. */
@@ -296,19 +297,18 @@ static int someone_is_gone(hx_comm *c, uint64_t now, uint64_t idle)
     int n = 0, suspects = 0;
     if (idle < HX_GRACE_NS)
         return 0;
-    int news = c->board && atomic_load(&c->board->generation);
-    for (int r = 0; news && r < c->size && n < 8; r++)
-        if (atomic_load_explicit(&c->board->entry[r].state, memory_order_relaxed) == HX_LOST)
+    for (int r = 0; r < c->size && n < 8; r++)
+        if (has_state(c, r, HX_LOST))
             c->fail_ranks[n++] = r;
     for (int r = 0; !n && r < c->size; r++)
-        suspects |= left(c, r) || c->peers[r].broken;
+        suspects |= has_state(c, r, HX_LEFT) || c->peers[r].broken;
     if (suspects)                           /* only then: looking for what has come takes it from a sleeper's signals */
         awaited_ranks(c, awaited, &n_awaited, 64);
     for (int r = 0; suspects && r < c->size; r++) {
         int wanted = 0;
         for (int i = 0; i < n_awaited; i++)
             wanted |= awaited[i] == r;
-        if (!wanted || (!left(c, r) && !c->peers[r].broken)) {
+        if (!wanted || (!has_state(c, r, HX_LEFT) && !c->peers[r].broken)) {
             c->peers[r].trouble_ns = 0;     /* a rank may leave when it has done its part */
             continue;
         }

@@ -262,7 +262,6 @@ void hx_trace_place(hx_work *w, int what, int index, int64_t segment, const hx_s
 
 /* ---- flows.c */
 void hx_flows_begin(hx_work *w, const hx_step *s, int64_t segment);
-int hx_flow_blocked(const hx_work *w, const hx_flow *f);  /* one before it has not ended */
 int hx_flow_blocked(const hx_work *w, const hx_flow *f);            /* one that goes before it has not ended */
 int hx_flows_progress(hx_work *w, const hx_step *s, int *moved);   /* HETCCL_OK when all are done */
 

@@ -38,9 +38,7 @@ void hetccl_copy_fetch(void *dst, const void *src, size_t nbytes)
     if (HETCCL_COMBINE_BEST > 1 && __builtin_cpu_supports("avx512f"))
         fetch_512(dst, src, each);
     else
-        fetch(dst, src, each);
-#else
-    fetch(dst, src, each);
 #endif
+        fetch(dst, src, each);
     memcpy((char *)dst + done, (const char *)src + done, nbytes - done);
 }
