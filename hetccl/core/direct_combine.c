@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+_Static_assert(HX_MOST_SLOTS <= HETCCL_SPIN_SLOTS, "a resident kernel counts its blocks by slots");
+
 #define BLOCKS 6u                           /* of the resident kernel: alone 46 GB/s, beside a large matrix product 42 */
 
 static int choose(hx_comm *c, size_t nbytes)
@@ -88,6 +90,13 @@ void hx_combiner_end(hx_work *w, hx_flow_state *st)
     st->combiner = -1;
 }
 
+/* The slot of peer k's ring in which its part of chunk t lies. */
+static uint32_t slot_of(hx_work *w, const hx_flow *f, const hx_flow_state *st, int k, uint32_t t)
+{
+    const hx_ring *r = &w->comm->peers[f->peer[k]].window->in[HETCCL_CHANNEL_CONTRIBUTE];
+    return (r->begun - st->in_begun[k] + t) % w->comm->direct->slots;
+}
+
 /* Chunk t's sources in the order of the islands. On the host, where they lie in the slots. */
 static int sources_of(hx_work *w, const hx_flow *f, const hx_flow_state *st, uint32_t t, const void *own, const void **src)
 {
@@ -95,9 +104,8 @@ static int sources_of(hx_work *w, const hx_flow *f, const hx_flow_state *st, uin
     const hx_direct *d = w->comm->direct;
     for (int k = 0; k < n; k++) {
         hx_window *win = w->comm->peers[f->peer[k]].window;
-        hx_ring *r = &win->in[HETCCL_CHANNEL_CONTRIBUTE];
-        uint32_t slot = (r->begun - st->in_begun[k] + t) % d->slots;
-        src[k < f->position ? k : k + 1] = (st->how == HX_HOW_HOST ? r->data : win->arrived) + slot * d->slot_bytes;
+        char *base = st->how == HX_HOW_HOST ? win->in[HETCCL_CHANNEL_CONTRIBUTE].data : win->arrived;
+        src[k < f->position ? k : k + 1] = base + slot_of(w, f, st, k, t) * d->slot_bytes;
     }
     src[f->position] = own;
     return n + 1;
@@ -119,10 +127,8 @@ static void advance(hx_work *w, const hx_flow *f, hx_flow_state *st, uint32_t co
 static uint32_t together(hx_work *w, const hx_flow *f, const hx_flow_state *st, uint32_t t, uint32_t most, size_t es)
 {
     const hx_direct *d = w->comm->direct;
-    for (int k = 0; k < hx_sources(f); k++) {
-        const hx_ring *r = &w->comm->peers[f->peer[k]].window->in[HETCCL_CHANNEL_CONTRIBUTE];
-        most = hx_run(d, st, es, (r->begun - st->in_begun[k] + t) % d->slots, most);
-    }
+    for (int k = 0; k < hx_sources(f); k++)
+        most = hx_run(d, st, es, slot_of(w, f, st, k, t), most);
     return most;
 }
 
@@ -256,7 +262,7 @@ static int in_host_memory(hx_work *w, const hx_flow *f, hx_flow_state *st, uint3
         j->past = j->n_dst <= 2 && hx_direct_past(w, st, es);
         if (j->past)
             atomic_fetch_add_explicit(&c->past_bytes, j->count * j->es, memory_order_relaxed);
-        hx_team_push(d->team, sum_chunk, j, &j->left);
+        hx_team_push(d->team, slot_of(w, f, st, 0, st->combine_begun), sum_chunk, j, &j->left);
         st->combine_begun++;
         *moved = 1;
         rc = sums_ended(w, f, st, es, moved);       /* alone, it has ended: the peer takes it while the next is combined */
@@ -342,8 +348,14 @@ int hx_combiner_run(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es, 
             atomic_store_explicit(&c->direct->words->arrive[st->combiner].value, m->base + ready, memory_order_release);
             st->combine_begun = ready;
         }
-        if (st->combined < st->combine_begun)
-            advance(w, f, st, atomic_load_explicit(freed, memory_order_acquire) - m->base, moved);
+        if (st->combined == st->combine_begun)
+            return HETCCL_OK;
+        uint32_t done = atomic_load_explicit(freed, memory_order_acquire) - m->base;
+        if (done - st->combined > st->combine_begun - st->combined) {
+            snprintf(w->text, sizeof w->text, "the kernel that combines counts chunks that it has not got");
+            return HETCCL_SYSTEM;
+        }
+        advance(w, f, st, done, moved);
         return HETCCL_OK;
     }
     if (st->how == HX_HOW_KERNEL)

@@ -230,7 +230,7 @@ void hx_slot_copy(hx_comm *c, hx_ring *r, uint32_t slot, char *to, const char *f
     j->from = from;
     j->n = n;
     j->past = past;
-    hx_team_push(c->direct->team, copy_chunk, j, &j->left);
+    hx_team_push(c->direct->team, slot, copy_chunk, j, &j->left);
 }
 
 int hx_direct_error(hx_comm *c, hx_work *w, int rc, const char *what)

@@ -24,7 +24,8 @@ int hetccl_cuda_resident(void *ctx, const hetccl_resident_args *a)
 {
     device *d = ctx;
     hetccl_cuda_resident_args k = {.room = {0}};
-    if (a->size < sizeof *a || a->n_src < 2 || a->n_src > HETCCL_SPIN_SOURCES || !a->chunk || !a->slots || !a->blocks)
+    if (a->size < sizeof *a || a->n_src < 2 || a->n_src > HETCCL_SPIN_SOURCES || !a->chunk || !a->slots ||
+        a->slots > HETCCL_SPIN_SLOTS || !a->blocks)
         return hetccl_cuda_explain(HETCCL_INVALID, "resident kernel: arguments of another version, or out of their bounds");
     uint64_t count = a->count;
     int dtype = kernel_dtype(d, a->dtype, a->redop, &count, a->scale);

@@ -189,8 +189,8 @@ template <class E> HETCCL_FN void hetccl_resident(const hetccl_resident_args &a)
         else
             hetccl_sum<E, false>(a, s0, s1, (T *)a.dst + at, n);
         __syncthreads();
-        if (threadIdx.x == 0)
-            hetccl_last_block(a.scratch + 1 + (t & 15u), a.freed, a.base + t + 1);
+        if (threadIdx.x == 0)                   /* a block may be a whole ring ahead of one that began late */
+            hetccl_last_block(a.scratch + 1 + t % a.slots, a.freed, a.base + t + 1);
     }
 }
 """

@@ -90,6 +90,14 @@ def test_a_rank_that_has_done_its_part_may_leave(wired: dict[str, str], way: str
     assert run(direct_bodies.early, "host@a:1,host@b:1,nccl@c:1", timeout=60, env=env) == [[True] * 3] * 3
 
 
+@pytest.mark.parametrize("ranks", ["nccl:1,host:1", "nccl@a:1,nccl@b:1"])
+def test_a_block_of_the_kernel_that_begins_late(environment: dict[str, str], ranks: str) -> None:
+    """The others may go a whole ring of chunks ahead of it; a chunk is done only when it, too, has done its part."""
+    env = {**environment, "HETCCL_CPU_THREADS": "2", "STANDIN_LATE_BLOCK": "30"}
+    found = run(direct_bodies.star, ranks, timeout=100, env=env)
+    assert [f["wrong"] for f in found] == [[], []]
+
+
 @pytest.mark.parametrize("ranks", ["nccl:2,host:2", "host:1,nccl:1"])
 def test_a_star_is_chosen_for_much_data(environment: dict[str, str], ranks: str) -> None:
     found = run(direct_bodies.star, ranks, timeout=100, env=environment)

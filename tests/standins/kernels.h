@@ -4,26 +4,42 @@
 /* Kernels: the module is the path of a library that the compiler's stand-in has made (see compiler.c). */
 typedef struct kernel_args { uint64_t word[36]; } kernel_args;      /* hetccl_kernel_args, by value */
 typedef struct function { void (*kernel)(kernel_args); void (*at)(unsigned, unsigned, unsigned, unsigned); int spins; } function;
-typedef struct launch { function f; unsigned grid, block; kernel_args args; pthread_t thread; int started; volatile int ended; } launch;
+typedef struct launch { function f; unsigned grid, block, started, ended; kernel_args args; } launch;
+typedef struct part { launch *of; unsigned number; } part;        /* a block */
 static void *again_launch(void *arg) { launch *l = malloc(sizeof *l); *l = *(launch *)arg; return l; }
-/* A kernel that waits for others runs on a thread of its own, as one block of one thread: others go on meanwhile. */
+/* A kernel that waits for others runs on a thread of its own, as one block of one thread: others go on meanwhile. With
+ * STANDIN_LATE_BLOCK, as all its blocks, the last of which begins so many ms after the others, as on a busy device. */
 static void *spin(void *arg)
 {
-    launch *l = arg;
-    l->f.at(0, 1, 0, 1);
-    l->f.kernel(l->args);
-    __atomic_store_n(&l->ended, 1, __ATOMIC_RELEASE);
+    part b = *(part *)arg;
+    free(arg);
+    if (b.number + 1 == b.of->started && b.number)
+        usleep((unsigned)env("STANDIN_LATE_BLOCK", 0) * 1000u);
+    b.of->f.at(b.number, 1, 0, b.of->started);
+    b.of->f.kernel(b.of->args);
+    __atomic_add_fetch(&b.of->ended, 1, __ATOMIC_RELEASE);
     return NULL;
+}
+static void start(launch *l)
+{
+    l->started = env("STANDIN_LATE_BLOCK", 0) ? l->grid : 1;
+    for (unsigned i = 0; i < l->started; i++) {
+        pthread_t thread;
+        part *b = malloc(sizeof *b);
+        *b = (part){l, i};
+        if (pthread_create(&thread, NULL, spin, b) != 0)
+            abort();
+        pthread_detach(thread);
+    }
 }
 static int do_launch(void *arg)
 {
     launch *l = arg;
     if (l->f.spins && !l->started)
-        l->started = pthread_create(&l->thread, NULL, spin, l) == 0;
+        start(l);
     if (l->f.spins) {
-        if (!__atomic_load_n(&l->ended, __ATOMIC_ACQUIRE))
+        if (__atomic_load_n(&l->ended, __ATOMIC_ACQUIRE) < l->started)
             return 0;
-        pthread_join(l->thread, NULL);
         free(l);
         return 1;
     }

@@ -89,11 +89,13 @@ typedef struct hetccl_reduce_args {
 
 #define HETCCL_SPIN_SOURCES 8
 #define HETCCL_SPIN_SCRATCH 256
+#define HETCCL_SPIN_SLOTS 32
 
 /* A kernel that stays and combines chunk after chunk of dst as they are announced. Chunk t (of `chunk` elements, the last one
- * of what is left) may be combined once *arrive has come to base + t + 1, and is done when *freed has; counts wrap. The words
- * lie in registered or pinned host memory. A source is either as long as dst, or a ring of `slots` slots of `slot_bytes`
- * bytes, where chunk t lies in slot (first[k] + t) % slots. The kernel leaves early when *stop is not 0 or timeout_ns are over. */
+ * of what is left) may be combined once *arrive has come to base + t + 1, and is done when *freed has; counts wrap. *arrive is
+ * never more than `slots` ahead of *freed. The words lie in registered or pinned host memory. A source is either as long as
+ * dst, or a ring of `slots` slots of `slot_bytes` bytes, where chunk t lies in slot (first[k] + t) % slots. The kernel leaves
+ * early when *stop is not 0 or timeout_ns are over. */
 typedef struct hetccl_resident_args {
     uint32_t size;
     int32_t dtype, redop;
@@ -101,7 +103,7 @@ typedef struct hetccl_resident_args {
     void *dst;
     const void *src[HETCCL_SPIN_SOURCES];
     uint32_t ring[HETCCL_SPIN_SOURCES], first[HETCCL_SPIN_SOURCES];  /* ring: this source is one */
-    uint32_t slots, base;
+    uint32_t slots, base;                     /* slots: at most HETCCL_SPIN_SLOTS */
     size_t slot_bytes, count, chunk;          /* count, chunk: elements; chunk bytes are a multiple of 16 */
     double scale;                             /* as in hetccl_reduce_args */
     uint32_t *arrive, *freed, *stop;
