@@ -8,8 +8,10 @@
 #define PAST_512(to, from) _mm512_stream_si512((__m512i *)(to), _mm512_loadu_si512((const void *)(from)))
 __attribute__((target("avx512f"))) static void copy_lines_512(char *to, const char *from, size_t n)
 {
-    for (size_t at = 0; at < n; at += 64)
+    for (size_t at = 0; at < n; at += 64) {
+        __builtin_prefetch(from + at + 1024);
         PAST_512(to + at, from + at);
+    }
 }
 #undef PAST_512
 
