@@ -11,6 +11,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Protocol, cast
 from urllib.parse import quote, urlparse
 
@@ -170,18 +171,25 @@ def open_store(url: str, rank: int, size: int, timeout: float) -> Store:
         return DirectoryStore(parts.path).enter(rank, size, timeout)
     if parts.scheme == "tcp" and parts.hostname and parts.port:
         try:
-            from importlib import import_module
-
-            c10d = import_module("torch.distributed")
+            return _tcp_store(parts.hostname, parts.port, rank, size, timeout)
         except ImportError as error:
             raise ConfigError(
                 f"HETCCL_STORE={url} needs torch, which is not installed; use file:///folder, or pip install torch",
                 variable="HETCCL_STORE",
                 value=url,
             ) from error
-        from datetime import timedelta
-
-        return cast(Store, c10d.TCPStore(parts.hostname, parts.port, size, rank == 0, timedelta(seconds=timeout)))
     raise ConfigError(
         f"HETCCL_STORE={url!r} is neither file:///folder nor tcp://host:port", variable="HETCCL_STORE", value=url
     )
+
+
+@cache
+def _tcp_store(host: str, port: int, rank: int, size: int, timeout: float) -> Store:
+    """One for all communicators of the process: a second one could not listen on the port. Under torchrun, which says
+    so in TORCHELASTIC_USE_AGENT_STORE, its own store listens there and no rank does."""
+    from datetime import timedelta
+    from importlib import import_module
+
+    listens = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    c10d = import_module("torch.distributed")
+    return cast(Store, c10d.TCPStore(host, port, size, listens, timedelta(seconds=timeout)))

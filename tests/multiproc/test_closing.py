@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 
@@ -27,6 +28,28 @@ def test_exit_of_a_forked_child_does_not_abort_what_is_in_flight() -> None:
 
 def test_send_after_a_failure_says_what_it_was() -> None:
     run(sends_after_failure, "host:1,sim-a:1", timeout=40)
+
+
+def test_a_process_may_meet_again_where_it_met_before() -> None:
+    """Of a store that listens on a port there can be one, so communicators of a process share it."""
+    pytest.importorskip("torch")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    env = {"HETCCL_STORE": f"tcp://127.0.0.1:{port}"}
+    assert run(meets_again, "host@a:1,host@b:1", timeout=60, env=env) == [[3.0, 3.0, 3.0]] * 2
+
+
+def meets_again(rank: int, size: int) -> list[float]:
+    import numpy as np
+
+    sums = []
+    for _ in range(3):
+        with hetccl.init() as comm:  # the one before is closed, but `comm` holds it
+            x = np.full(10, rank + 1.0, np.float32)
+            comm.all_reduce(x)
+            sums.append(float(x[0]))
+    return sums
 
 
 def closes(rank: int, size: int, by: str) -> None:
