@@ -399,6 +399,7 @@ def rank_process(
     job = {
         **environment(), **env, "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": device, "HETCCL_RANKS": spec,
         "HETCCL_DEVICE": device, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29500 + os.getpid() % 400),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # as torchrun does (docs/guide/tuning.md)
         "HETCCL_TIMEOUT": "60", "GPU_LIMIT": str(int(limit - 3)), "GPU_OUT": str(run.out),
     }  # fmt: skip
     if rank > 1:

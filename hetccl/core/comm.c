@@ -36,6 +36,8 @@ static void free_work(hx_work *w)
     for (int i = 0; i < 2; i++)
         if (w->edge[i])
             w->comm->dev->event_destroy(w->comm->dev_ctx, w->edge[i]);
+    if (w->p2p_staging)
+        w->comm->dev->host_free(w->comm->dev_ctx, w->p2p_staging);
     free(w->done), free(w->flow), free(w);
 }
 

@@ -299,13 +299,13 @@ int hx_p2p_progress(hx_comm *c)
     return moved;
 }
 
+/* The device may still copy from or into pinned memory: that stays with the work until the communicator goes. */
 void hx_p2p_fail_all(hx_comm *c, int status)
 {
     pthread_mutex_lock(&c->lock);
     hx_work *w;
     while ((w = c->p2p->recvs)) {
         take_out(&c->p2p->recvs, &c->p2p->recvs_tail, w);
-        unstage(c, w);
         hx_finish(w, status);
         hx_publish(w);
     }
@@ -313,7 +313,6 @@ void hx_p2p_fail_all(hx_comm *c, int status)
         l->active = l->into = NULL;
         while ((w = l->sends)) {
             take_out(&l->sends, &l->sends_tail, w);
-            unstage(c, w);
             hx_finish(w, status);
             hx_publish(w);
         }
@@ -362,6 +361,8 @@ int hx_p2p_stage(hx_comm *c, hx_work *w)
         if (rc == HETCCL_OK)
             rc = c->dev->event_record(c->dev_ctx, w->events[0], c->stream);
     }
+    if (rc != HETCCL_OK)
+        unstage(c, w);
     w->p2p_ptr = w->p2p_staging;
     return rc;
 }
