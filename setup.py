@@ -34,6 +34,7 @@ ENGINE = tuple(
     f"hetccl/core/{name}.c"
     for name in (
         "executor",
+        "memory",
         "awaited",
         "island_calls",
         "streamed",

@@ -149,7 +149,7 @@ cdef extern from "executor.h" nogil:
         int32_t tag
         size_t nbytes
         char *p2p_ptr
-        char *p2p_staging
+        int32_t p2p_staged
         int32_t p2p_device
         void *events[16]
         int32_t n_events

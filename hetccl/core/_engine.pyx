@@ -265,7 +265,7 @@ cdef class Core:
             raise MemoryError
         w.sending, w.peer, w.tag, w.nbytes = sending, peer, tag, nbytes
         w.inp = w.out = <char *>ptr
-        w.p2p_ptr, w.p2p_staging, w.p2p_device = <char *>ptr, NULL, 0
+        w.p2p_ptr, w.p2p_staged, w.p2p_device = <char *>ptr, 0, 0
         w.deadline_ns = self.deadline(timeout)
         try:
             if not self.c.host_memory and nbytes and not self.on_host(ptr, nbytes):

@@ -54,7 +54,8 @@ void hx_comm_free(hx_comm *c)
     }
     hx_sums_free(c);
     if (c->dev) {
-        hx_direct_close(c);
+        hx_direct_free(c);
+        hx_aside_free(c);
         char *device[] = {c->device_scratch, c->staged_in, c->staged_out};
         for (int i = 0; i < 3; i++)
             if (device[i])

@@ -19,16 +19,7 @@ static int prepare(hx_comm *c, hx_sum *s, size_t nbytes)
     int rc = c->sum_stream ? HETCCL_OK : c->dev->stream_create(c->dev_ctx, &c->sum_stream);
     if (rc == HETCCL_OK && !s->event)
         rc = c->dev->event_create(c->dev_ctx, &s->event);
-    if (rc != HETCCL_OK || nbytes <= s->cap)
-        return rc;
-    if (s->memory)
-        c->dev->free(c->dev_ctx, s->memory);
-    s->memory = NULL;
-    s->cap = 0;
-    rc = c->dev->alloc(c->dev_ctx, nbytes, (void **)&s->memory);
-    if (rc == HETCCL_OK)
-        s->cap = nbytes;
-    return rc;
+    return rc == HETCCL_OK ? hx_grow(c, &s->memory, &s->cap, nbytes, 0) : rc;
 }
 
 int hx_sum_begin(hx_comm *c, hx_work *w, const void *const *src, int n, void *dst, size_t count, double divisor, int *place)

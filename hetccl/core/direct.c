@@ -19,11 +19,11 @@ size_t hx_direct_chunk(const hx_comm *c, size_t nbytes)
 }
 
 /* Two full rings a direction would fall out of the cache: where an all_reduce between devices sends contributions and results
- * the chunks are half as large. */
+ * the chunks are half as large. Also on a rank that only gets results: both ends of a ring must find the same. */
 static size_t most_bytes(const hx_comm *c, const hx_plan *p)
 {
     for (int i = 0; i < p->n_flows && p->op == 0 && !c->direct->hosts; i++)
-        if (p->flows[i].give_back)
+        if (p->flows[i].give_back || p->flows[i].kind == HX_FLOW_PASS || p->flows[i].channel == HETCCL_CHANNEL_RESULT)
             return c->direct->slot_bytes / 2;
     return c->direct->slot_bytes;
 }

@@ -120,7 +120,7 @@ typedef struct hx_direct {
     uint32_t slots;                         /* of a ring, and their bytes; equal on all ranks */
     size_t slot_bytes;
     int hosts;                              /* ranks whose memory is the host's */
-    int agreed;                             /* all ranks can: flows go this way */
+    int agreed, closed;                     /* all ranks can: flows go this way; hx_direct_close was called */
     void *stream[HX_STREAMS], *drain[HX_STREAMS], *begin;
     uint32_t fenced[HX_STREAMS];            /* sequence of the work that the stream has been ordered behind */
     uint32_t begun;                         /* sequence of the work whose `begin` was recorded */
@@ -146,6 +146,7 @@ int hx_direct_spins(const hx_comm *c);      /* whether this rank's kernels may s
 void hx_direct_stop(hx_comm *c);            /* kernels that spin shall leave; any thread */
 int hx_direct_drained(hx_comm *c);          /* after a failure: whether the device has done with all copies and kernels */
 void hx_direct_close(hx_comm *c);           /* unregisters; before the transports unmap. Idempotent */
+void hx_direct_free(hx_comm *c);            /* the rest, the words among it: another thread may be in hx_direct_stop until then */
 /* Orders stream `which` behind what the work's own stream holds, once a work. */
 int hx_direct_fence(hx_comm *c, hx_work *w, int which);
 /* Copies host memory into or out of a slot of a ring, by some thread of the rank: hx_slot_test. `past`: nobody reads it soon. */

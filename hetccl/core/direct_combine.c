@@ -55,6 +55,8 @@ static int launch(hx_work *w, const hx_flow *f, hx_flow_state *st)
     if ((rc = hx_direct_fence(c, w, stream)) != HETCCL_OK)
         return rc;
     rc = c->dev->reduce_resident(c->dev_ctx, &a);
+    if (rc == HETCCL_OK)
+        hx_spinning(c, 1);
     return rc == HETCCL_OK || rc == HETCCL_UNSUPPORTED ? rc : hx_direct_error(c, w, rc, "a kernel that combines");
 }
 
@@ -84,8 +86,10 @@ void hx_combiner_end(hx_work *w, hx_flow_state *st)
     if (st->combiner < 0)
         return;
     hx_combiner *m = &w->comm->direct->combiner[st->combiner];
-    if (st->how == HX_HOW_RESIDENT)
+    if (st->how == HX_HOW_RESIDENT) {
         m->base += st->chunks;
+        hx_spinning(w->comm, -1);
+    }
     m->busy = 0;
     st->combiner = -1;
 }
@@ -236,7 +240,8 @@ static int sums_ended(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es
         for (int k = 0; k < f->n_peers && rc == HETCCL_OK && f->kind != HX_FLOW_EXCHANGE; k++)
             if (hx_gives(f, k)) {
                 hx_ring *r = hx_direct_out(w->comm, f, k);
-                atomic_store_explicit(&r->copy[r->ended % d->slots].left, 0, memory_order_relaxed);
+                uint32_t slot = (r->begun - st->out_begun[k] + st->combined) % d->slots;    /* earlier ones may not have left yet */
+                atomic_store_explicit(&r->copy[slot].left, 0, memory_order_relaxed);
                 rc = hx_direct_publish(w, f, st, k, es, moved);
             }
         if (rc == HETCCL_OK)
@@ -390,11 +395,13 @@ int hx_words_run(hx_work *w, const hx_flow *f, hx_flow_state *st, int *moved)
         int rc = c->dev->exchange_words(c->dev_ctx, &a);
         if (rc != HETCCL_OK)
             return hx_direct_error(c, w, rc, "a kernel that exchanges");
+        hx_spinning(c, 1);
         st->started = 1;
         *moved = 1;
     }
     if (atomic_load_explicit(&words->done.value, memory_order_acquire) != win->exchanges)
         return HETCCL_IN_PROGRESS;
+    hx_spinning(c, -1);
     hx_sent(c, win, st->n * hetccl_dtype_size(w->plan->dtype));
     *moved = 1;
     st->done = 1;

@@ -45,34 +45,6 @@ char *hx_address(hx_work *w, const hx_slice *s, int64_t segment, size_t *n)
     }
 }
 
-static int grow_device(hx_comm *c, char **buffer, size_t *cap, size_t want)
-{
-    if (want <= *cap)
-        return HETCCL_OK;
-    if (*buffer)
-        c->dev->free(c->dev_ctx, *buffer);
-    *buffer = NULL;
-    *cap = 0;
-    int rc = c->dev->alloc(c->dev_ctx, want, (void **)buffer);
-    if (rc == HETCCL_OK)
-        *cap = want;
-    return rc;
-}
-
-static int grow_host(hx_comm *c, size_t want)
-{
-    if (want <= c->host_cap)
-        return HETCCL_OK;
-    if (c->host_scratch)
-        c->dev->host_free(c->dev_ctx, c->host_scratch);
-    c->host_scratch = NULL;
-    c->host_cap = 0;
-    int rc = c->dev->host_alloc(c->dev_ctx, want, (void **)&c->host_scratch);
-    if (rc == HETCCL_OK)
-        c->host_cap = want;
-    return rc;
-}
-
 static int stream_error(hx_comm *c, hx_work *w, int rc, const char *what)
 {
     snprintf(w->text, sizeof w->text, "%s failed on the device: %s", what, c->dev->last_error(c->dev_ctx));
@@ -92,17 +64,17 @@ void hx_work_bind(hx_work *w)
     size_t depth = (size_t)p->max_shift + 1;
     int rc = HETCCL_OK;
     if (p->device_blocks)
-        rc = grow_device(c, &c->device_scratch, &c->device_cap, depth * (size_t)p->device_blocks * w->segment * es);
+        rc = hx_grow(c, &c->device_scratch, &c->device_cap, depth * (size_t)p->device_blocks * w->segment * es, 0);
     if (rc == HETCCL_OK && p->host_blocks)
-        rc = grow_host(c, depth * (size_t)p->host_blocks * w->segment * es);
+        rc = hx_grow(c, &c->host_scratch, &c->host_cap, depth * (size_t)p->host_blocks * w->segment * es, 1);
     size_t in = (size_t)p->in_blocks * w->count * es, out = (size_t)p->out_blocks * w->count * es;
     int in_place = w->user_in == w->user_out;
     if (rc == HETCCL_OK && w->user_out) {
-        rc = grow_device(c, &c->staged_out, &c->staged_out_cap, in_place && in > out ? in : out ? out : 1);
+        rc = hx_grow(c, &c->staged_out, &c->staged_out_cap, in_place && in > out ? in : out ? out : 1, 0);
         w->out = c->staged_out;
     }
     if (rc == HETCCL_OK && w->user_in && !in_place)
-        rc = grow_device(c, &c->staged_in, &c->staged_in_cap, in ? in : 1);
+        rc = hx_grow(c, &c->staged_in, &c->staged_in_cap, in ? in : 1, 0);
     if (w->user_in)
         w->in = in_place ? c->staged_out : c->staged_in;
     if (rc != HETCCL_OK) {

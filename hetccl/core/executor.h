@@ -118,7 +118,9 @@ typedef struct hx_work {
     size_t nbytes, p2p_done;
     int32_t p2p_device;                /* p2p_ptr is the device's memory: its data goes by the direct path */
     char *p2p_ptr;                     /* host memory that is sent from or received into */
-    char *p2p_staging;                 /* pinned, for device memory */
+    int32_t p2p_staged;                /* p2p_ptr is p2p_staging */
+    char *p2p_staging;                 /* pinned, for device memory; kept for later messages */
+    size_t p2p_room;
     struct hx_work *p2p_next;
 } hx_work;
 
@@ -153,6 +155,8 @@ typedef struct hx_comm {
     void *sum_stream;
     char *device_scratch, *host_scratch, *staged_in, *staged_out;
     size_t device_cap, host_cap, staged_in_cap, staged_out_cap;
+    struct hx_aside *aside;            /* outgrown, not given back yet */
+    int spinning;                      /* kernels of it that wait for words: memory.c */
     /* queue */
     pthread_mutex_t lock;              /* queue, free list, p2p lists */
     pthread_mutex_t driver;
@@ -220,6 +224,12 @@ int hx_combining(const hx_plan *p);
 char *hx_address(hx_work *w, const hx_slice *s, int64_t segment, size_t *n);
 
 int hx_work_enqueue(hx_work *w);                         /* the whole island lane of a plan that never waits */
+
+/* ---- memory.c */
+/* At least `want` bytes; what they held is lost. Driver lock held. `pinned`: host memory */
+int hx_grow(hx_comm *c, char **buffer, size_t *room, size_t want, int pinned);
+void hx_aside_free(hx_comm *c);
+void hx_spinning(hx_comm *c, int more);     /* so many more kernels wait for words; driver lock held */
 
 /* ---- island_calls.c */
 int hx_vendor_call(hx_comm *c, hx_work *w, const hx_step *s, int64_t segment);

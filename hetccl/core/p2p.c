@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define PINNED ((size_t)64 << 10)
+
 int hx_p2p_init(hx_comm *c)
 {
     c->p2p = calloc(1, sizeof *c->p2p);
@@ -93,7 +95,7 @@ static void take_out(hx_work **head, hx_work **tail, hx_work *w)
 void hx_p2p_submit(hx_comm *c, hx_work *w)
 {
     w->p2p_done = 0;
-    w->p2p_state = w->p2p_staging ? S_COPY : S_READY;
+    w->p2p_state = w->p2p_staged ? S_COPY : S_READY;
     if (w->sending) {
         plink *l = find(c, w->peer, 1);      /* dialled before the work was made */
         w->message = l->messages++;
@@ -103,17 +105,9 @@ void hx_p2p_submit(hx_comm *c, hx_work *w)
     }
 }
 
-static void unstage(hx_comm *c, hx_work *w)
-{
-    if (w->p2p_staging)
-        c->dev->host_free(c->dev_ctx, w->p2p_staging);
-    w->p2p_staging = NULL;
-}
-
 void hx_p2p_done(hx_comm *c, hx_work *w, hx_work **head, hx_work **tail)
 {
     take_out(head, tail, w);
-    unstage(c, w);
     hx_finish(w, HETCCL_OK);
     hx_publish(w);
 }
@@ -142,7 +136,7 @@ static int accept_message(hx_comm *c, plink *l, hx_work *w, const record *r)
 
 void hx_p2p_received(hx_comm *c, hx_work *w)
 {
-    if (w->p2p_staging) {                   /* from pinned memory to the device, then done */
+    if (w->p2p_staged) {                    /* from pinned memory to the device, then done */
         c->dev->copy_async(c->dev_ctx, w->out, w->p2p_staging, w->nbytes, c->stream);
         c->dev->event_record(c->dev_ctx, w->events[0], c->stream);
         w->p2p_state = S_COPY_OUT;
@@ -299,7 +293,6 @@ int hx_p2p_progress(hx_comm *c)
     return moved;
 }
 
-/* The device may still copy from or into pinned memory: that stays with the work until the communicator goes. */
 void hx_p2p_fail_all(hx_comm *c, int status)
 {
     pthread_mutex_lock(&c->lock);
@@ -340,13 +333,29 @@ uint64_t hx_p2p_deadline(hx_comm *c, int32_t *peer)
     return earliest;
 }
 
+/* Pinned memory stays with the work: whoever drives must not give it back, since that waits for the device, where a kernel may
+ * be waiting for the driver; and after a failure the device may still copy from it. Here it is the caller who waits. */
+static int pinned(hx_comm *c, hx_work *w)
+{
+    if (w->nbytes <= w->p2p_room)
+        return HETCCL_OK;
+    if (w->p2p_staging)
+        c->dev->host_free(c->dev_ctx, w->p2p_staging);
+    w->p2p_staging = NULL;
+    w->p2p_room = 0;
+    size_t room = (w->nbytes + PINNED - 1) / PINNED * PINNED;
+    int rc = c->dev->host_alloc(c->dev_ctx, room, (void **)&w->p2p_staging);
+    w->p2p_room = rc == HETCCL_OK ? room : 0;
+    return rc;
+}
+
 int hx_p2p_stage(hx_comm *c, hx_work *w)
 {
     if (hx_p2p_direct(c, w->peer, w->nbytes)) {
         w->p2p_device = 1;
         return w->has_caller ? hx_mark_caller(c, w) : HETCCL_OK;
     }
-    int rc = c->dev->host_alloc(c->dev_ctx, w->nbytes, (void **)&w->p2p_staging);
+    int rc = pinned(c, w);
     if (rc == HETCCL_OK && w->n_events == 0) {
         rc = c->dev->event_create(c->dev_ctx, &w->events[0]);
         w->n_events = rc == HETCCL_OK;
@@ -361,8 +370,7 @@ int hx_p2p_stage(hx_comm *c, hx_work *w)
         if (rc == HETCCL_OK)
             rc = c->dev->event_record(c->dev_ctx, w->events[0], c->stream);
     }
-    if (rc != HETCCL_OK)
-        unstage(c, w);
+    w->p2p_staged = 1;
     w->p2p_ptr = w->p2p_staging;
     return rc;
 }

@@ -44,6 +44,7 @@ static void sleep_on_all(void)
     uint64_t drained;
     q[0] = (struct pollfd){E.wake_fd, POLLIN, 0};
     atomic_store_explicit(&E.sleeping, 1, memory_order_seq_cst);
+    atomic_thread_fence(memory_order_seq_cst);  /* no load below comes before */
     for (hx_comm *c = E.comms; c; c = c->engine_next) {
         if (!atomic_load_explicit(&c->pending, memory_order_acquire) || pthread_mutex_trylock(&c->driver) != 0)
             continue;

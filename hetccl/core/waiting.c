@@ -21,6 +21,7 @@ int hx_comm_sleep(hx_comm *c, uint64_t ns)
     int awake = 0;
     q[0] = (struct pollfd){c->kick_fd, POLLIN, 0};
     atomic_store_explicit(&c->sleeping, 1, memory_order_seq_cst);
+    atomic_thread_fence(memory_order_seq_cst);  /* no load below comes before */
     if (atomic_load_explicit(&c->lane_word, memory_order_acquire) == 2)
         awake = 1;
     for (int i = 0; i < c->n_transports; i++) {

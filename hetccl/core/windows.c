@@ -114,7 +114,7 @@ int hx_direct_open(hx_comm *c, const hx_direct_options *options, char *text, siz
         if (c->peers[r].ops)
             rc = open_window(c, &c->peers[r], text, room);
     if (rc != HETCCL_OK)
-        hx_direct_close(c);
+        hx_direct_free(c);
     return rc;
 }
 
@@ -137,8 +137,8 @@ void hx_direct_stop(hx_comm *c)
 int hx_direct_drained(hx_comm *c)
 {
     hx_direct *d = c->direct;
-    if (!d || c->host_memory)
-        return !d || hx_team_drained(d->team);
+    if (!d || d->closed || c->host_memory)
+        return !d || d->closed || hx_team_drained(d->team);
     for (int i = 0; i < HX_STREAMS; i++) {
         if (!d->draining && c->dev->event_record(c->dev_ctx, d->drain[i], d->stream[i]) != HETCCL_OK)
             return 1;                       /* the device itself has failed */
@@ -175,15 +175,14 @@ static void close_device(hx_comm *c)
     }
     if (d->scratch)
         c->dev->free(c->dev_ctx, d->scratch);
-    if (d->words)
-        c->dev->host_free(c->dev_ctx, d->words);
 }
 
 void hx_direct_close(hx_comm *c)
 {
-    if (!c->direct)
+    if (!c->direct || c->direct->closed)
         return;
     hx_direct_stop(c);
+    hx_spinning(c, -c->spinning);           /* those of works that failed */
     if (!c->host_memory) {
         c->dev->bind_thread(c->dev_ctx);
         if (c->stream)
@@ -208,6 +207,17 @@ void hx_direct_close(hx_comm *c)
         c->peers[r].window = NULL;
     }
     hx_team_free(c->direct->team);
+    c->direct->agreed = 0;
+    c->direct->closed = 1;
+}
+
+void hx_direct_free(hx_comm *c)
+{
+    if (!c->direct)
+        return;
+    hx_direct_close(c);
+    if (c->direct->words)
+        c->dev->host_free(c->dev_ctx, c->direct->words);
     free(c->direct);
     c->direct = NULL;
 }
@@ -243,7 +253,8 @@ int hx_direct_fence(hx_comm *c, hx_work *w, int which)
 {
     hx_direct *d = c->direct;
     int rc = HETCCL_OK;
-    if (d->fenced[which] == w->sequence || (!w->has_caller && !w->touched))
+    if (d->fenced[which] == w->sequence || (!w->has_caller && !w->touched &&
+                                               !atomic_load_explicit(&c->n_streamed, memory_order_relaxed)))
         return HETCCL_OK;
     if (d->begun != w->sequence)
         rc = c->dev->event_record(c->dev_ctx, d->begin, w->stream);

@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include "cuda_device.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -295,6 +296,17 @@ int hetccl_cuda_launch(device *d, void *function, unsigned blocks, unsigned thre
     WITH_DEVICE(call, d->launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, params, NULL));
 }
 
+/* Whether kernels see registered memory where the host does. Before anybody is told that they may wait for words there. */
+static int sees_alike(device *d)
+{
+    void *page = aligned_alloc(4096, 4096);
+    int rc = page ? host_register(d, page, 4096) : HETCCL_NO_MEMORY;
+    if (rc == HETCCL_OK)
+        rc = host_unregister(d, page);
+    free(page);
+    return rc == HETCCL_OK && !d->elsewhere;
+}
+
 void hetccl_cuda_fill_table(hetccl_cuda_device *d)
 {
     hetccl_device_ops *o = &d->ops;
@@ -338,7 +350,7 @@ void hetccl_cuda_fill_table(hetccl_cuda_device *d)
         o->caps |= HETCCL_DEVICE_KERNELS;
         o->reduce_async = reduce_async;
         o->scale_async = scale_async;
-        if (d->device_address && d->host_register) {
+        if (d->device_address && d->host_register && sees_alike(d)) {
             o->caps |= HETCCL_DEVICE_SPINS;
             o->reduce_resident = hetccl_cuda_resident;
             o->exchange_words = hetccl_cuda_words;

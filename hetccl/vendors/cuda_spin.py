@@ -224,13 +224,15 @@ template <class E> HETCCL_FN void hetccl_words(const hetccl_words_args &a)
     }
     uint32_t polls = 0;
     uint64_t since = 0;
+    int gone = 0;
     for (uint32_t i = me; i < words; i += all) {
         hetccl_w4 w = hetccl_get((const char *)a.in + 16u * (uint64_t)i);
-        while (w.v[1] != a.flag || w.v[3] != a.flag) {
-            if (hetccl_given_up(&polls, &since, a.stop, a.timeout_ns))
-                return;
+        while ((w.v[1] != a.flag || w.v[3] != a.flag) && !gone) {
+            gone = hetccl_given_up(&polls, &since, a.stop, a.timeout_ns);
             w = hetccl_get((const char *)a.in + 16u * (uint64_t)i);
         }
+        if (gone)
+            break;
         const uint64_t bits = w.v[0] | (uint64_t)w.v[2] << 32;
 #pragma unroll 1
         for (uint32_t v = 0; v < W && i * W + v < n; v++) {
@@ -243,7 +245,8 @@ template <class E> HETCCL_FN void hetccl_words(const hetccl_words_args &a)
             dst[i * W + v] = E::write(c);
         }
     }
-    __syncthreads();
+    if (__syncthreads_or(gone))
+        return;
     if (threadIdx.x == 0)
         hetccl_last_block(a.scratch, a.done, a.flag);
 }

@@ -111,6 +111,44 @@ def early(rank: int, size: int) -> list[bool]:
     return [*right, took < 2.4 if rank == 0 else took > 2.4]
 
 
+def large(rank: int, size: int, count: int, late: float = 0) -> bool:
+    """Whether an all_reduce of so many elements is right; three of them, if rank 1 is to come so many seconds late."""
+    import numpy as np
+
+    with hetccl.init() as comm:
+        inputs = [np.resize((np.arange(97) + 16 * r).astype("f4"), count) for r in range(size)]
+        want, right = sum(inputs), []
+        for _ in range(3 if late else 1):
+            x = inputs[rank].copy()
+            comm.barrier()
+            if rank == 1:
+                time.sleep(late)
+            comm.all_reduce(x)
+            right.append(np.array_equal(x, want))
+        return all(right)
+
+
+def messages_beside_a_sum(rank: int, size: int) -> tuple[bool, bool]:
+    """Small messages of device memory come and go while a kernel waits for rank 1's part of a large sum."""
+    import numpy as np
+
+    with hetccl.init() as comm:
+        device, x = comm._joined.device, np.full(LARGE, rank + 1.0, np.float32)
+        device.bind_thread()
+        block = device.alloc(4096)
+        comm.all_reduce(x.copy())
+        works = [comm.all_reduce(x, async_op=True, timeout=20)] if rank == 0 else []
+        began = time.monotonic()
+        for n in (16, 1000, 16):
+            op, peer = (Op.SEND, 1) if rank == 0 else (Op.RECV, 0)
+            comm.post(op, *((block, 0) if rank == 0 else (0, block)), n, DType.FLOAT32, 0, peer).wait()
+        took = time.monotonic() - began
+        works = works or [comm.all_reduce(x, async_op=True, timeout=20)]
+        works[0].wait()
+        device.free(block)
+        return took < 5, bool((x == 3).all())
+
+
 def hangs(rank: int, size: int, pending: bool) -> float:
     """Seconds that close() takes when the last rank's device ends nothing any more, `pending`: with work under way."""
     import numpy as np

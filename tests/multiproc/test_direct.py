@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -90,6 +91,31 @@ def test_a_rank_that_has_done_its_part_may_leave(wired: dict[str, str], way: str
     assert run(direct_bodies.early, "host@a:1,host@b:1,nccl@c:1", timeout=60, env=env) == [[True] * 3] * 3
 
 
+def test_a_message_does_not_wait_for_a_kernel_that_waits(environment: dict[str, str]) -> None:
+    """Whoever drives the messages drives the sum, too: to give memory back would be to wait for its kernel."""
+    assert run(direct_bodies.messages_beside_a_sum, PAIR, timeout=100, env=environment) == [(True, True)] * 2
+
+
+def test_an_island_that_owns_nothing_cuts_as_the_others_do(environment: dict[str, str], tmp_path: Path) -> None:
+    rates = {"a": 50, "b": 50, "c": 25}
+    islands = "".join(f"  {n}: {{vendor: nccl, ranks: 1, rails: [{r}GB/s]}}\n" for n, r in rates.items())
+    (tmp_path / "t.yaml").write_text("islands:\n" + islands)
+    env = {**environment, "HETCCL_TOPOLOGY": str(tmp_path / "t.yaml"), "HETCCL_ALGORITHM": "all_reduce=owners"}
+    assert run(direct_bodies.large, 3, timeout=100, env=env, args=(18_000_001,)) == [True] * 3
+
+
+def test_a_transport_that_takes_a_few_parts_at_a_time(environment: dict[str, str]) -> None:
+    """The queue of a link of sockets is full after a few chunks of so small parts. Whoever comes late finds all
+    contributions there, so sums end before earlier ones have left."""
+    env = {**environment, **WIRES["tcp"], "HETCCL_TCP_CHUNK_BYTES": "4096", "HETCCL_ALGORITHM": "all_reduce=exchange"}
+    assert run(direct_bodies.large, "nccl:1,host:1", timeout=100, env=env, args=(6_000_001, 0.5)) == [True] * 2
+
+
+def test_kernels_that_see_the_window_elsewhere_do_not_spin(environment: dict[str, str]) -> None:
+    found = run(direct_bodies.sums, PAIR, timeout=100, env={**environment, "STANDIN_ELSEWHERE": "4096"})
+    assert [f["wrong"] for f in found] == [[], []]
+
+
 @pytest.mark.parametrize("ranks", ["nccl:1,host:1", "nccl@a:1,nccl@b:1"])
 def test_a_block_of_the_kernel_that_begins_late(environment: dict[str, str], ranks: str) -> None:
     """The others may go a whole ring of chunks ahead of it; a chunk is done only when it, too, has done its part."""
@@ -136,7 +162,7 @@ def test_a_dead_peer_ends_the_wait(wired: dict[str, str], ranks: str, count: int
 
 
 def test_one_that_cannot_register_makes_all_stage(environment: dict[str, str]) -> None:
-    env = {**environment, "STANDIN_FAIL": "cudaHostRegister:1:2"}
+    env = {**environment, "STANDIN_FAIL": "cudaHostRegister:2:2"}  # the first is of a page, as the device is opened
     found = run_results(direct_bodies.sums, PAIR, timeout=60, env=env)
     assert all(f.value["wrong"] == [] and f.value["paths"] == {"shm"} for f in found)
     assert all(f.stderr.count("cannot take the direct path") == 1 for f in found)

@@ -24,7 +24,7 @@ static const char *prelude =
     "struct standin_dim { unsigned x, y, z; };\nstatic thread_local standin_dim blockIdx, blockDim, threadIdx, gridDim;\n"
     "extern \"C\" int sched_yield(); struct standin_time { long seconds, ns; };\n"
     "extern \"C\" int clock_gettime(int, standin_time *);\n"
-    "static inline void __syncthreads() {}\n"
+    "static inline void __syncthreads() {}\nstatic inline int __syncthreads_or(int x) { return x; }\n"
     "static inline unsigned long long wall_clock64()\n"
     "{ standin_time t; sched_yield(); clock_gettime(1, &t); return (t.seconds * 1000000000ull + t.ns) / 10; }\n"
     "extern \"C\" void standin_at(unsigned b, unsigned d, unsigned t, unsigned g)\n"

@@ -2,7 +2,8 @@
  * Stand-in for libcudart and libamdhip64 on host memory. Streams are deferred: work runs only when something waits or asks, and
  * streams that nothing orders run in an order that a seed decides. So a missing event shows as wrong data.
  * Compiled with -DHIP for the second. Variables: STANDIN_SEED, STANDIN_DEVICES, STANDIN_BUSY (answers "not ready" so often),
- * STANDIN_FAIL="cudaMemcpyAsync:3:999" (the third call answers 999).
+ * STANDIN_FAIL="cudaMemcpyAsync:3:999" (the third call answers 999), STANDIN_ELSEWHERE (kernels see registered memory so many
+ * bytes further on).
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -248,7 +249,7 @@ API int cudaHostAlloc(void **p, size_t n, unsigned flags) { return host_alloc(p,
 API int cudaFreeHost(void *p) { return release(p, HOST_TYPE); }
 #endif
 API int N(HostRegister)(void *p, size_t n, unsigned flags) { ENTER("HostRegister"); return p && n && flags <= 15 ? OK : answer(INVALID); }
-API int N(HostGetDevicePointer)(void **seen, void *p, unsigned flags) { *seen = p; return p && !flags ? OK : answer(INVALID); }
+API int N(HostGetDevicePointer)(void **seen, void *p, unsigned flags) { *seen = (char *)p + env("STANDIN_ELSEWHERE", 0); return p && !flags ? OK : answer(INVALID); }
 API int N(HostUnregister)(void *p) { return p ? OK : answer(INVALID); }
 
 API int N(PointerGetAttributes)(void *attributes, const void *p)
