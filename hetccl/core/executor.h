@@ -155,7 +155,7 @@ typedef struct hx_comm {
     void *sum_stream;
     char *device_scratch, *host_scratch, *staged_in, *staged_out;
     size_t device_cap, host_cap, staged_in_cap, staged_out_cap;
-    struct hx_aside *aside;            /* outgrown, not given back yet */
+    _Atomic(struct hx_aside *) aside;  /* outgrown, not given back yet */
     int spinning;                      /* kernels of it that wait for words: memory.c */
     /* queue */
     pthread_mutex_t lock;              /* queue, free list, p2p lists */
@@ -228,6 +228,8 @@ int hx_work_enqueue(hx_work *w);                         /* the whole island lan
 /* ---- memory.c */
 /* At least `want` bytes; what they held is lost. Driver lock held. `pinned`: host memory */
 int hx_grow(hx_comm *c, char **buffer, size_t *room, size_t want, int pinned);
+/* The same for any thread; gives nothing back. */
+int hx_grow_aside(hx_comm *c, char **buffer, size_t *room, size_t want, int pinned);
 void hx_aside_free(hx_comm *c);
 void hx_spinning(hx_comm *c, int more);     /* so many more kernels wait for words; driver lock held */
 

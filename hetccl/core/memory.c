@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Device and pinned memory that grows. To give such memory back is to wait for all that the device does, and a kernel there may
- * itself be waiting for a word from the thread that would wait. While there is such a kernel in the process, memory that is
- * outgrown is set aside.
+ * Device and pinned memory that grows. To give such memory back is to wait for all kernels on the device (measured: cudaFree,
+ * cudaFreeHost, cudaHostUnregister; to allocate is not), and a kernel there may itself wait for a word from the thread that would
+ * wait, or for a rank that waits for this one. So memory that is outgrown is set aside.
  */
 #include "executor.h"
 #include <stdlib.h>
@@ -28,14 +28,14 @@ static void give_back(hx_comm *c, void *memory, int pinned)
         c->dev->free(c->dev_ctx, memory);
 }
 
+/* Any thread may set aside; whoever takes the list has it alone. */
 void hx_aside_free(hx_comm *c)
 {
-    for (hx_aside *a = c->aside, *next; a; a = next) {
+    for (hx_aside *a = atomic_exchange(&c->aside, NULL), *next; a; a = next) {
         next = a->next;
         give_back(c, a->memory, a->pinned);
         free(a);
     }
-    c->aside = NULL;
 }
 
 static int set_aside(hx_comm *c, void *memory, int pinned)
@@ -43,12 +43,13 @@ static int set_aside(hx_comm *c, void *memory, int pinned)
     hx_aside *a = malloc(sizeof *a);
     if (!a)
         return HETCCL_NO_MEMORY;
-    *a = (hx_aside){c->aside, memory, pinned};
-    c->aside = a;
+    *a = (hx_aside){atomic_load(&c->aside), memory, pinned};
+    while (!atomic_compare_exchange_weak(&c->aside, &a->next, a))
+        ;
     return HETCCL_OK;
 }
 
-int hx_grow(hx_comm *c, char **buffer, size_t *room, size_t want, int pinned)
+int hx_grow_aside(hx_comm *c, char **buffer, size_t *room, size_t want, int pinned)
 {
     if (want <= *room)
         return HETCCL_OK;
@@ -57,10 +58,15 @@ int hx_grow(hx_comm *c, char **buffer, size_t *room, size_t want, int pinned)
         return rc;
     *buffer = NULL;
     *room = 0;
-    if (atomic_load_explicit(&spinning, memory_order_seq_cst) == 0)
-        hx_aside_free(c);
     rc = pinned ? c->dev->host_alloc(c->dev_ctx, want, (void **)buffer) : c->dev->alloc(c->dev_ctx, want, (void **)buffer);
     if (rc == HETCCL_OK)
         *room = want;
     return rc;
+}
+
+int hx_grow(hx_comm *c, char **buffer, size_t *room, size_t want, int pinned)
+{
+    if (want > *room && atomic_load_explicit(&spinning, memory_order_seq_cst) == 0)
+        hx_aside_free(c);                   /* of earlier times: nobody uses that any more */
+    return hx_grow_aside(c, buffer, room, want, pinned);
 }

@@ -333,20 +333,13 @@ uint64_t hx_p2p_deadline(hx_comm *c, int32_t *peer)
     return earliest;
 }
 
-/* Pinned memory stays with the work: whoever drives must not give it back, since that waits for the device, where a kernel may
- * be waiting for the driver; and after a failure the device may still copy from it. Here it is the caller who waits. */
+/* Pinned memory stays with the work, whoever waits for it: to give it back is to wait for kernels (memory.c), and after a
+ * failure the device may still copy from it. */
 static int pinned(hx_comm *c, hx_work *w)
 {
-    if (w->nbytes <= w->p2p_room)
-        return HETCCL_OK;
-    if (w->p2p_staging)
-        c->dev->host_free(c->dev_ctx, w->p2p_staging);
-    w->p2p_staging = NULL;
-    w->p2p_room = 0;
-    size_t room = (w->nbytes + PINNED - 1) / PINNED * PINNED;
-    int rc = c->dev->host_alloc(c->dev_ctx, room, (void **)&w->p2p_staging);
-    w->p2p_room = rc == HETCCL_OK ? room : 0;
-    return rc;
+    size_t room = w->nbytes > 2 * w->p2p_room ? w->nbytes : 2 * w->p2p_room;    /* so all that is set aside is no more than that */
+    return w->nbytes <= w->p2p_room ? HETCCL_OK
+                                    : hx_grow_aside(c, &w->p2p_staging, &w->p2p_room, (room + PINNED - 1) / PINNED * PINNED, 1);
 }
 
 int hx_p2p_stage(hx_comm *c, hx_work *w)

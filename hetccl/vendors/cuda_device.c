@@ -296,15 +296,12 @@ int hetccl_cuda_launch(device *d, void *function, unsigned blocks, unsigned thre
     WITH_DEVICE(call, d->launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, params, NULL));
 }
 
-/* Whether kernels see registered memory where the host does. Before anybody is told that they may wait for words there. */
+/* Whether kernels see registered memory where the host does. Before anybody is told that they may wait for words there. The
+ * page stays registered as long as the device is open, for ever: to undo that is to wait for the kernels of others. */
 static int sees_alike(device *d)
 {
     void *page = aligned_alloc(4096, 4096);
-    int rc = page ? host_register(d, page, 4096) : HETCCL_NO_MEMORY;
-    if (rc == HETCCL_OK)
-        rc = host_unregister(d, page);
-    free(page);
-    return rc == HETCCL_OK && !d->elsewhere;
+    return page && host_register(d, page, 4096) == HETCCL_OK && !d->elsewhere;
 }
 
 void hetccl_cuda_fill_table(hetccl_cuda_device *d)

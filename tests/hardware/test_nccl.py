@@ -43,6 +43,14 @@ def test_torch_tensors_on_their_devices(ranks: str) -> None:
     assert not [fault for one in run(collectives, ranks, LIMIT) for fault in one]
 
 
+def test_a_message_does_not_wait_for_a_kernel_that_waits() -> None:
+    """cudaFreeHost waits for all kernels, and one of them may wait for the thread that calls it."""
+    sys.path.insert(0, os.path.join(os.path.dirname(__file__), os.pardir, "multiproc"))
+    import direct_bodies
+
+    assert run(direct_bodies.messages_beside_a_sum, TWO, LIMIT) == [(True, True)] * 2
+
+
 def test_captured_calls_are_replayed() -> None:
     assert run(captured, ONE, LIMIT) == [[], []]
 

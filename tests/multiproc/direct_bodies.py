@@ -135,13 +135,16 @@ def messages_beside_a_sum(rank: int, size: int) -> tuple[bool, bool]:
     with hetccl.init() as comm:
         device, x = comm._joined.device, np.full(LARGE, rank + 1.0, np.float32)
         device.bind_thread()
-        block = device.alloc(4096)
+        block = device.alloc(1 << 20)
         comm.all_reduce(x.copy())
         works = [comm.all_reduce(x, async_op=True, timeout=20)] if rank == 0 else []
         began = time.monotonic()
         for n in (16, 1000, 16):
             op, peer = (Op.SEND, 1) if rank == 0 else (Op.RECV, 0)
             comm.post(op, *((block, 0) if rank == 0 else (0, block)), n, DType.FLOAT32, 0, peer).wait()
+        for n in (16, 20_000, 200_000):  # from any rank: staged, in memory that grows
+            op, peer = (Op.RECV, -1) if rank == 0 else (Op.SEND, 0)
+            comm.post(op, *((0, block) if rank == 0 else (block, 0)), n, DType.FLOAT32, 0, peer).wait()
         took = time.monotonic() - began
         works = works or [comm.all_reduce(x, async_op=True, timeout=20)]
         works[0].wait()
