@@ -11,7 +11,6 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable
-from functools import cache
 from typing import Any, Protocol, cast
 from urllib.parse import quote, urlparse
 
@@ -183,13 +182,18 @@ def open_store(url: str, rank: int, size: int, timeout: float) -> Store:
     )
 
 
-@cache
+_tcp_stores: dict[tuple[str, int, int, int], Store] = {}
+
+
 def _tcp_store(host: str, port: int, rank: int, size: int, timeout: float) -> Store:
     """One for all communicators of the process: a second one could not listen on the port. Under torchrun, which says
     so in TORCHELASTIC_USE_AGENT_STORE, its own store listens there and no rank does."""
     from datetime import timedelta
     from importlib import import_module
 
-    listens = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    c10d = import_module("torch.distributed")
-    return cast(Store, c10d.TCPStore(host, port, size, listens, timedelta(seconds=timeout)))
+    key = host, port, rank, size
+    if key not in _tcp_stores:
+        listens = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        c10d = import_module("torch.distributed")
+        _tcp_stores[key] = cast(Store, c10d.TCPStore(host, port, size, listens, timedelta(seconds=timeout)))
+    return _tcp_stores[key]
