@@ -101,6 +101,12 @@ static uint32_t slot_of(hx_work *w, const hx_flow *f, const hx_flow_state *st, i
     return (r->begun - st->in_begun[k] + t) % w->comm->direct->slots;
 }
 
+/* And that of its own ring towards peer k in which chunk t is put. */
+static uint32_t out_slot(hx_work *w, const hx_flow *f, const hx_flow_state *st, int k, uint32_t t)
+{
+    return (hx_direct_out(w->comm, f, k)->begun - st->out_begun[k] + t) % w->comm->direct->slots;
+}
+
 /* Chunk t's sources in the order of the islands. On the host, where they lie in the slots. */
 static int sources_of(hx_work *w, const hx_flow *f, const hx_flow_state *st, uint32_t t, const void *own, const void **src)
 {
@@ -240,7 +246,7 @@ static int sums_ended(hx_work *w, const hx_flow *f, hx_flow_state *st, size_t es
         for (int k = 0; k < f->n_peers && rc == HETCCL_OK && f->kind != HX_FLOW_EXCHANGE; k++)
             if (hx_gives(f, k)) {
                 hx_ring *r = hx_direct_out(w->comm, f, k);
-                uint32_t slot = (r->begun - st->out_begun[k] + st->combined) % d->slots;    /* earlier ones may not have left yet */
+                uint32_t slot = out_slot(w, f, st, k, st->combined);    /* earlier ones may not have left yet */
                 atomic_store_explicit(&r->copy[slot].left, 0, memory_order_relaxed);
                 rc = hx_direct_publish(w, f, st, k, es, moved);
             }
@@ -307,10 +313,8 @@ static int by_host(hx_work *w, const hx_flow *f, hx_flow_state *st, uint32_t rea
     for (; st->combine_begun < ready && st->combine_begun - st->combined < slots; st->combine_begun++, *moved = 1) {
         uint32_t t = st->combine_begun;
         char *sum = m->staging + t % slots * room, *own = sum;
-        if (exchange) {
-            hx_ring *r = &c->peers[f->peer[0]].window->out[HETCCL_CHANNEL_CONTRIBUTE];
-            own = r->data + (r->begun - st->out_begun[0] + t) % slots * d->slot_bytes;
-        }
+        if (exchange)
+            own = hx_direct_out(c, f, 0)->data + out_slot(w, f, st, 0, t) * d->slot_bytes;
         hx_sum_job *j = &m->sum[t % slots];
         describe(j, w, f, st, t, own, sum);
         sum_chunk(j);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PINNED ((size_t)64 << 10)
+#define PINNED ((size_t)64 << 10)           /* bytes; staging comes in multiples */
 
 int hx_p2p_init(hx_comm *c)
 {

@@ -21,7 +21,8 @@
 #define TILE 1024                     /* elements that are combined at a time when more than one pass is needed */
 #define TILE_BYTES 4096
 #define HETCCL_BLOCK 256              /* bytes of a step of stream_sum */
-#define HETCCL_AHEAD 4096             /* bytes by which it asks for lines early */
+#define HETCCL_AHEAD 4096             /* bytes by which loops ask early for lines of memory */
+#define HETCCL_NEAR 1024              /* and of a ring in the last-level cache */
 
 /* d[i] = e[i] = a[i] op b[i] for n elements; e may be NULL. */
 typedef void (*hetccl_fold)(char *d, char *e, const char *a, const char *b, size_t n);

@@ -9,7 +9,7 @@
 __attribute__((target("avx512f"))) static void copy_lines_512(char *to, const char *from, size_t n)
 {
     for (size_t at = 0; at < n; at += 64) {
-        __builtin_prefetch(from + at + 1024);
+        __builtin_prefetch(from + at + HETCCL_NEAR);
         PAST_512(to + at, from + at);
     }
 }

@@ -5,14 +5,12 @@
  * source read in turns are faster still where nobody else reads the ring (11.1), and slower beside a GPU that does (5.5).
  */
 #define FETCH_STEP 128u
-#define FETCH_AHEAD 4096u             /* bytes, of the source */
-#define INTO_AHEAD 1024u              /* of the destination */
 
 #define FETCH(copy_step)                                                                            \
     for (size_t at = 0; at < nbytes; at += FETCH_STEP) {                                            \
         for (size_t line = at; line < at + FETCH_STEP; line += 64) {                                \
-            __builtin_prefetch(from + line + FETCH_AHEAD);                                          \
-            __builtin_prefetch(to + line + INTO_AHEAD, 1);                                           \
+            __builtin_prefetch(from + line + HETCCL_AHEAD);                                         \
+            __builtin_prefetch(to + line + HETCCL_NEAR, 1);                                         \
         }                                                                                           \
         copy_step;                                                                                  \
     }

@@ -13,6 +13,7 @@ import pytest
 
 from hetccl.testing.launch import run, run_results
 
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), os.pardir, "multiproc"))
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(170)]
 
@@ -28,7 +29,6 @@ def gpus(require: Callable[[object, str, str], None]) -> None:
 @pytest.mark.parametrize("ranks", [ONE, TWO, MIXED])
 def test_every_operation(ranks: str) -> None:
     """A seeded part of operation x dtype x operator x size through the core, host memory staged on the devices."""
-    sys.path.insert(0, os.path.join(os.path.dirname(__file__), os.pardir, "multiproc"))
     import matrix
 
     results = run(matrix.body, ranks, LIMIT, args=(0.04, 0.01, 20261130))
@@ -45,7 +45,6 @@ def test_torch_tensors_on_their_devices(ranks: str) -> None:
 
 def test_a_message_does_not_wait_for_a_kernel_that_waits() -> None:
     """cudaFreeHost waits for all kernels, and one of them may wait for the thread that calls it."""
-    sys.path.insert(0, os.path.join(os.path.dirname(__file__), os.pardir, "multiproc"))
     import direct_bodies
 
     assert run(direct_bodies.messages_beside_a_sum, TWO, LIMIT) == [(True, True)] * 2

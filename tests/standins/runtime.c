@@ -3,7 +3,7 @@
  * streams that nothing orders run in an order that a seed decides. So a missing event shows as wrong data.
  * Compiled with -DHIP for the second. Variables: STANDIN_SEED, STANDIN_DEVICES, STANDIN_BUSY (answers "not ready" so often),
  * STANDIN_FAIL="cudaMemcpyAsync:3:999" (the third call answers 999), STANDIN_ELSEWHERE (kernels see registered memory so many
- * bytes further on).
+ * bytes further on), STANDIN_LATE_BLOCK (kernels.h).
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
